@@ -1,0 +1,1 @@
+"""Moves chunks between stores and host memory within bounds; knows no GPU library."""

@@ -1,0 +1,166 @@
+"""A store's objects by their meaning: opening and setting up stores, and reading checked objects.
+
+Every object that a digest names is checked against it here, so nobody above sees one that is not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from imgfmt import image as images
+from imgfmt import layout, pack, placement
+from imgfmt.chunking import Profile
+from imgfmt.digest import Digest, Octets, digest_of
+from imgfmt.errors import Conflict, CorruptData, InvalidInput, NotFound
+from imgfmt.image import Image, Variants
+from imgfmt.pack import PackTable
+from imgfmt.placement import Placement
+from imgfmt.reference import ImageRef, TargetKind
+from imgfmt.store_record import StoreRecord
+from imgfmt.tree import Tree
+from transfer.store.base import Store
+
+
+async def init_store(store: Store, record: StoreRecord) -> StoreRecord:
+    """Set up `store` by `record`. Raises InvalidInput if it is one already, or can't be one.
+
+    Tries exclusive creation first, which keeps two writers apart.
+    """
+    if await store.facts(layout.STORE_KEY) is not None:
+        raise InvalidInput(f"{store.url} is a snapcask store already; nothing was changed")
+    probe = f"{layout.TMP}probe-{secrets.token_hex(8)}"
+    try:
+        answers = [await store.create(probe, [b"probe"]) for _ in range(2)]
+    finally:
+        await store.delete(probe)
+    if answers != [True, False]:
+        raise InvalidInput(
+            f"{store.url} does not honour exclusive creation; use another filesystem"
+        )
+    if not await store.create(layout.STORE_KEY, [record.encode()]):
+        raise Conflict(f"{store.url} was set up by someone else meanwhile")
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class MemberContent:
+    """One member's tree and where its chunks lie."""
+
+    tree: Tree
+    placement: Placement
+
+
+class Catalog:
+    """Typed reading from one store. Made by `open_catalog`."""
+
+    def __init__(self, store: Store, record: StoreRecord) -> None:
+        self.store = store
+        self.record = record
+
+    @property
+    def profile(self) -> Profile:
+        """How new trees are cut."""
+        return Profile(self.record.page_bytes, self.record.profile)
+
+    def named(self, what: str) -> str:
+        """`what` with the store's name, for messages."""
+        return f"{what} in store {self.store.url}"
+
+    async def _digested(self, key: str, digest: Digest, what: str) -> Octets:
+        raw = await self.store.get(key)
+        found = digest_of(raw)
+        if found != digest:
+            raise CorruptData(
+                f"{self.named(what)} hashes to {found.short}; restore {key} from a copy"
+            )
+        return raw
+
+    async def image(self, digest: Digest) -> Image | Variants:
+        """The image or variants of this digest."""
+        what = f"image {digest.short}"
+        raw = await self._digested(layout.image_key(digest), digest, what)
+        return images.decode_image_or_variants(raw, self.named(what))
+
+    async def tree(self, digest: Digest) -> Tree:
+        """The tree of this digest."""
+        what = f"tree {digest.short}"
+        return Tree(await self._digested(layout.tree_key(digest), digest, what), self.named(what))
+
+    async def placement(self, digest: Digest, n_chunks: int) -> Placement:
+        """Where the `n_chunks` chunks of a tree lie."""
+        what = self.named(f"placement of tree {digest.short}")
+        found = placement.decode(await self.store.get(layout.placement_key(digest)), what)
+        if found.tree != digest or found.n_chunks != n_chunks:
+            raise CorruptData(f"{what} is that of another tree; run `snapcask index rebuild`")
+        return found
+
+    async def content(self, digest: Digest) -> MemberContent:
+        """A tree and its placement."""
+        tree = await self.tree(digest)
+        return MemberContent(tree, await self.placement(digest, tree.n_chunks))
+
+    async def pack_table(self, name: bytes) -> PackTable:
+        """The chunk table of a pack, with one read where the table is of usual size."""
+        key = layout.pack_key(name)
+        what = self.named(f"pack {name.hex()}")
+        facts = await self.store.facts(key)
+        if facts is None:
+            raise NotFound(f"{what} does not exist")
+        tail = bytearray(min(facts.size_bytes, pack.TAIL_HINT_BYTES))
+        await self.store.read_into(key, facts.size_bytes - len(tail), memoryview(tail))
+        offset, length, digest = pack.parse_footer(bytes(tail[-64:]), facts.size_bytes, what)
+        start = offset - (facts.size_bytes - len(tail))
+        if start < 0:
+            tail = bytearray(length)
+            await self.store.read_into(key, offset, memoryview(tail))
+            start = 0
+        raw = memoryview(tail)[start : start + length]
+        return pack.decode_table(raw, name, digest, self.record.page_bytes, offset, what)
+
+    async def resolve(self, reference: ImageRef) -> Digest:
+        """The digest that a reference means now. Raises NotFound, InvalidInput (ambiguous)."""
+        if reference.digest is not None:
+            if await self.store.facts(layout.image_key(reference.digest)) is None:
+                raise NotFound(self.named(f"image {reference.digest}") + " does not exist")
+            return reference.digest
+        if reference.digest_prefix is not None:
+            return await self._by_prefix(reference.digest_prefix)
+        assert reference.name is not None
+        state = await self.store.read_reference(reference.name, reference.effective_tag)
+        if state is None or state.record.target is None:
+            wanted = f"{reference.name}:{reference.effective_tag}"
+            raise NotFound(f"{self.named(wanted)} does not exist; `snapcask ls` lists what does")
+        assert state.record.target_kind is not TargetKind.NONE
+        return state.record.target
+
+    async def _by_prefix(self, prefix: str) -> Digest:
+        found = [
+            digest
+            for facts in await self.store.list_objects(layout.IMAGES)
+            if (digest := layout.digest_of_key(facts.key)) and digest.hex.startswith(prefix)
+        ]
+        if not found:
+            raise NotFound(
+                self.named(f"an image that begins with blake3:{prefix}") + " does not exist"
+            )
+        if len(found) > 1:
+            raise InvalidInput(
+                f"blake3:{prefix} is ambiguous: {found[0].short} and"
+                f" {len(found) - 1} more begin with it; give more digits"
+            )
+        return found[0]
+
+
+async def open_catalog(store: Store, *, write: bool = False) -> Catalog:
+    """Read and check the store record. Raises NotFound, Unsupported (naming the feature)."""
+    if await store.facts(layout.STORE_KEY) is None:
+        raise NotFound(
+            f"{store.url} is not a snapcask store; `snapcask init {store.url}` makes one"
+        )
+    record = StoreRecord.decode(await store.get(layout.STORE_KEY), f"store record of {store.url}")
+    if write:
+        record.check_writable()
+    else:
+        record.check_readable()
+    return Catalog(store, record)

@@ -1,0 +1,44 @@
+"""How much a transfer may use. The only home of the defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from imgfmt.errors import InvalidInput
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Limits of one transfer.
+
+    `block_bytes` is what one read takes and one buffer holds; `max_memory_bytes` bounds all buffers
+    together; `n_threads` do reading, hashing and writing.
+    """
+
+    block_bytes: int = 8 * MIB
+    max_memory_bytes: int = 128 * MIB
+    n_threads: int = min(16, os.cpu_count() or 1)
+    index_every_packs: int = 8
+    lease_ttl_s: int = 3600
+    fsync: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 2 * MIB or self.block_bytes % (64 * 1024):
+            raise InvalidInput(
+                f"block_bytes {self.block_bytes} is not a multiple of 64 KiB from 2 MiB up"
+            )
+        if self.n_slots < 3:
+            needed = 3 * self.block_bytes
+            raise InvalidInput(
+                f"max_memory_bytes {self.max_memory_bytes} is too little; it needs {needed} or more"
+            )
+        if self.n_threads < 1:
+            raise InvalidInput("n_threads is at least 1")
+
+    @property
+    def n_slots(self) -> int:
+        """Buffers of `block_bytes` that fit into the memory allowed."""
+        return self.max_memory_bytes // self.block_bytes

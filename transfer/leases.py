@@ -1,0 +1,117 @@
+"""A writer's lease and what collectors have doomed (SPEC.md sections 6.2, 6.3 and 11)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from imgfmt import layout
+from imgfmt.digest import Digest
+from imgfmt.errors import NotFound, StoreUnavailable
+from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
+from transfer.catalog import Catalog
+
+_EPOCH_WAIT_S = 0.05
+_EPOCH_WAITS = 1200
+
+
+class WriterLease:
+    """One lease in the store. Renew it by running `keep` beside the work."""
+
+    def __init__(
+        self, catalog: Catalog, purpose: str, who: str, ttl_s: int, now_s: Callable[[], float]
+    ) -> None:
+        self._catalog = catalog
+        self._now_s = now_s
+        self._lease = Lease(secrets.token_bytes(16), purpose, who, ttl_s, 0)
+        self._renewed_s = now_s()
+
+    @property
+    def _key(self) -> str:
+        return layout.lease_key(self._lease.id)
+
+    async def take(self) -> None:
+        """Write the lease for the first time."""
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Write the lease again; what counts is when this began."""
+        begun = self._now_s()
+        await self._catalog.store.put(self._key, [self._lease.encode()])
+        lease = self._lease
+        self._lease = Lease(lease.id, lease.purpose, lease.who, lease.ttl_s, lease.renewal + 1)
+        self._renewed_s = begun
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether more than half of the lease is left, so that a reference may be changed."""
+        return self._now_s() - self._renewed_s < self._lease.ttl_s / 2
+
+    async def keep(self) -> None:
+        """Renew for ever; run it as a task and cancel it at the end."""
+        while True:
+            await asyncio.sleep(self._lease.ttl_s / 4)
+            await self.renew()
+
+    async def drop(self) -> None:
+        """Remove the lease. Not doing so costs collectors time and nothing else."""
+        await self._catalog.store.delete(self._key)
+
+
+@dataclass(frozen=True, slots=True)
+class DoomedSet:
+    """All that some collector means to delete, and the epochs that say so."""
+
+    packs: frozenset[bytes]
+    objects: dict[tuple[ObjectKind, Digest], frozenset[bytes]]
+
+    def epochs(self, wanted: set[tuple[ObjectKind, Digest]]) -> set[bytes]:
+        """The epochs that doom any of `wanted`."""
+        return {epoch for key in wanted for epoch in self.objects.get(key, ())}
+
+
+async def read_doomed(catalog: Catalog) -> DoomedSet:
+    """Everything under `doomed/` now."""
+    packs: set[bytes] = set()
+    objects: dict[tuple[ObjectKind, Digest], frozenset[bytes]] = {}
+    for facts in await catalog.store.list_objects(layout.DOOMED):
+        if facts.key.endswith(".verdict"):
+            continue
+        try:
+            raw = await catalog.store.get(facts.key)
+        except NotFound:
+            continue
+        doomed = Doomed.decode(raw, catalog.named(facts.key))
+        packs |= doomed.packs
+        for key in doomed.objects:
+            objects[key] = objects.get(key, frozenset()) | {doomed.epoch}
+    return DoomedSet(frozenset(packs), objects)
+
+
+async def rescue_epoch(catalog: Catalog, epoch: bytes, who: str) -> None:
+    """Settle that objects of `epoch` may be written: cancel it, or wait until it is carried out.
+
+    Raises StoreUnavailable if a collector that decided to delete does not finish.
+    """
+    key = layout.verdict_key(epoch)
+    if await catalog.store.create(key, [Verdict(epoch, Decision.CANCEL, who).encode()]):
+        return
+    for _ in range(_EPOCH_WAITS):
+        if await catalog.store.facts(layout.doomed_key(epoch)) is None:
+            return
+        verdict = await _verdict(catalog, key)
+        if verdict is not None and verdict.verdict is Decision.CANCEL:
+            return
+        await asyncio.sleep(_EPOCH_WAIT_S)
+    raise StoreUnavailable(
+        f"{catalog.named(f'collection {epoch.hex()}')} deletes and does not end; try again later"
+    )
+
+
+async def _verdict(catalog: Catalog, key: str) -> Verdict | None:
+    try:
+        return Verdict.decode(await catalog.store.get(key), catalog.named(key))
+    except NotFound:
+        return None

@@ -1,0 +1,298 @@
+"""Stores what a push has hashed: known chunks are noted, new ones go into packs (SPEC.md 5.3, 5.5).
+
+Raw chunks are written from the buffers they were read into. Encoded ones, and what lies between
+them, are first laid out in a page-aligned buffer of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from imgfmt import index, layout
+from imgfmt.codec import RAW, ZSTD, encode_zstd
+from imgfmt.pack import MAX_CHUNKS, PackTable, encode_header, encode_tail
+from imgfmt.store_record import NewChunks
+from transfer.buffers import page_aligned
+from transfer.catalog import Catalog
+from transfer.config import TransferConfig
+from transfer.contents import PlaceTaker
+from transfer.indexing import write_segment
+from transfer.ingest import Batch, Chunk
+from transfer.known import KnownChunks, Place
+from transfer.store.base import PackSink
+from transfer.threads import Threads
+
+AUTO_GAIN = 1.4
+KEEP_GAIN = 1.05
+_SAMPLE_BYTES = 65_536
+_SAMPLE_EVERY = 16
+
+
+@dataclass(slots=True)
+class PackedCounts:
+    """What became of the chunks so far. `stored_bytes` are as written, the others plain."""
+
+    chunks: int = 0
+    new_chunks: int = 0
+    new_bytes: int = 0
+    reused_bytes: int = 0
+    stored_bytes: int = 0
+    pack_overhead_bytes: int = 0
+    index_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _OpenPack:
+    name: bytes
+    number: int
+    sink: PackSink
+    position: int
+    names: list[bytes] = field(default_factory=list)
+    stored_bytes: list[int] = field(default_factory=list)
+    encoded: list[tuple[int, int, int]] = field(default_factory=list)
+    carry: bytearray = field(default_factory=bytearray)
+    writes: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def table(self, page_bytes: int) -> PackTable:
+        rows, codecs, plain = zip(*self.encoded, strict=True) if self.encoded else ((), (), ())
+        return PackTable(
+            self.name, page_bytes,
+            np.frombuffer(b"".join(self.names), dtype=np.uint8).reshape(-1, 32),
+            np.array(self.stored_bytes, dtype=np.uint32),
+            np.array(rows, dtype=np.uint32), np.array(codecs, dtype=np.uint8),
+            np.array(plain, dtype=np.uint32),
+        )  # fmt: skip
+
+
+class Packer:
+    """Takes batches in order. Its tasks run in `group`; call `finish` or `abort` in the end."""
+
+    def __init__(
+        self, catalog: Catalog, known: KnownChunks, group: asyncio.TaskGroup, threads: Threads,
+        config: TransferConfig,
+    ) -> None:  # fmt: skip
+        self._catalog = catalog
+        self._known = known
+        self._group = group
+        self._threads = threads
+        self._config = config
+        self._page = catalog.record.page_bytes
+        self._pack: _OpenPack | None = None
+        self._unfinished: list[_OpenPack] = []
+        self._closing: list[asyncio.Task[None]] = []
+        self._unindexed: list[PackTable] = []
+        self._segments: list[str] = []
+        self._index_lock = asyncio.Lock()
+        self.counts = PackedCounts()
+
+    async def store(self, batch: Batch, contents: PlaceTaker) -> None:
+        """Store a batch and note the places of its chunks. The batch is released when written."""
+        found = await self._known.find(batch.digests)
+        wanted = self._new_chunks(batch, found)
+        encoded = await self._encode([batch.chunks[i] for i in wanted])
+        group: list[tuple[Chunk, bytes | None]] = []
+        for i, blob in zip(wanted, encoded, strict=True):
+            chunk, digest = batch.chunks[i], batch.digests[i]
+            stored = chunk.plain_bytes if blob is None else len(blob)
+            pack = await self._room_for(stored, batch, group)
+            place = self._append(pack, digest, chunk, blob, stored)
+            group.append((chunk, blob))
+            self._known.add(digest, place)
+            found[i] = place
+        self._write_group(batch, group)
+        self._note(batch, found, contents)
+        batch.release()
+
+    def _new_chunks(self, batch: Batch, found: list[Place | None]) -> list[int]:
+        """Numbers of the chunks to store: unknown ones, the first of equal ones only."""
+        first: dict[bytes, int] = {}
+        for i, place in enumerate(found):
+            if place is None:
+                first.setdefault(batch.digests[i], i)
+        return list(first.values())
+
+    def _note(self, batch: Batch, found: list[Place | None], contents: PlaceTaker) -> None:
+        by_digest = {d: p for d, p in zip(batch.digests, found, strict=True) if p is not None}
+        for chunk, digest in zip(batch.chunks, batch.digests, strict=True):
+            place = by_digest[digest]
+            contents.place(
+                chunk.entry, digest, place.pack, place.offset, place.stored_bytes, place.codec
+            )
+            self.counts.chunks += 1
+            self.counts.reused_bytes += chunk.plain_bytes
+
+    async def _encode(self, chunks: list[Chunk]) -> list[bytes | None]:
+        """Each chunk's encoded form, None where it stays raw."""
+        codec = self._catalog.record.codec
+        if codec is NewChunks.RAW or not chunks:
+            return [None] * len(chunks)
+        return await self._threads.run(_encoded, chunks, always=codec is NewChunks.ZSTD)
+
+    async def _room_for(
+        self, stored_bytes: int, batch: Batch, group: list[tuple[Chunk, bytes | None]]
+    ) -> _OpenPack:
+        """The pack that takes the next chunk; closes a full one after writing `group` to it."""
+        pack = self._pack
+        limit = self._catalog.record.pack_bytes
+        if (
+            pack is not None
+            and pack.names
+            and (pack.position + stored_bytes > limit or len(pack.names) == MAX_CHUNKS)
+        ):
+            self._write_group(batch, group)
+            self._close(pack)
+            pack = None
+        if pack is None:
+            name = secrets.token_bytes(16)
+            sink = await self._catalog.store.open_pack(layout.pack_key(name))
+            pack = _OpenPack(name, self._known.number(name), sink, self._page)
+            self._pack = pack
+            self._unfinished.append(pack)
+            self._write(pack, 0, [_aligned_copy(encode_header(name, self._page))], None)
+        return pack
+
+    def _append(
+        self, pack: _OpenPack, digest: bytes, chunk: Chunk, blob: bytes | None, stored: int
+    ) -> Place:
+        """Give the chunk the next place in the pack's table."""
+        if blob is None:
+            pack.position += -pack.position % self._page
+        else:
+            pack.encoded.append((len(pack.names), ZSTD, chunk.plain_bytes))
+        offset = pack.position
+        pack.position += stored
+        pack.names.append(digest)
+        pack.stored_bytes.append(stored)
+        self.counts.new_chunks += 1
+        self.counts.new_bytes += chunk.plain_bytes
+        self.counts.reused_bytes -= chunk.plain_bytes
+        self.counts.stored_bytes += stored
+        return Place(pack.number, offset, stored, RAW if blob is None else ZSTD)
+
+    def _write_group(self, batch: Batch, group: list[tuple[Chunk, bytes | None]]) -> None:
+        """Write chunks that end the open pack, one after the other, and empty `group`."""
+        pack = self._pack
+        if not group or pack is None:
+            return
+        if pack.carry or any(blob is not None for _, blob in group):
+            self._write_staged(pack, group)
+        else:
+            pieces = [piece for chunk, _ in group for piece in chunk.pieces]
+            end = pack.position + -pack.position % self._page
+            self._write(pack, end - sum(map(len, pieces)), pieces, batch)
+        group.clear()
+
+    def _write_staged(self, pack: _OpenPack, group: list[tuple[Chunk, bytes | None]]) -> None:
+        """Lay out encoded and raw chunks together; what does not fill a page is carried on."""
+        parts: list[bytes | bytearray | memoryview] = [pack.carry]
+        length = len(pack.carry)
+        for chunk, blob in group:
+            pieces: list[bytes | memoryview] = [blob] if blob is not None else list(chunk.pieces)
+            if blob is None:
+                parts.append(bytes(-length % self._page))
+                length += len(parts[-1])
+                if chunk.padding_bytes:
+                    pieces[-1] = pieces[-1][: len(pieces[-1]) - chunk.padding_bytes]
+            parts += pieces
+            length += sum(map(len, pieces))
+        start = pack.position - length
+        whole = length - length % self._page
+        raw = b"".join(parts)
+        pack.carry = bytearray(raw[whole:])
+        if whole:
+            self._write(pack, start, [_aligned_copy(memoryview(raw)[:whole])], None)
+
+    def _write(
+        self, pack: _OpenPack, offset: int, pieces: list[memoryview], batch: Batch | None
+    ) -> None:
+        if batch is not None:
+            batch.retain()
+
+        async def write() -> None:
+            await pack.sink.write(offset, pieces)
+            if batch is not None:
+                batch.release()
+
+        pack.writes.append(self._group.create_task(write()))
+
+    def _close(self, pack: _OpenPack) -> None:
+        self._pack = None
+        self._closing.append(self._group.create_task(self._finish_pack(pack)))
+
+    async def _finish_pack(self, pack: _OpenPack) -> None:
+        """Write the pack's end when its payload is written, and publish it."""
+        for written in pack.writes:
+            await written
+        pack.writes.clear()
+        table = pack.table(self._page)
+        tail = encode_tail(table, pack.position)
+        end = bytes(pack.carry) + bytes(-len(pack.carry) % self._page) + tail
+        start = pack.position - len(pack.carry)
+        start += -start % self._page
+        await pack.sink.write(start, [_aligned_copy(end)])
+        await pack.sink.commit()
+        self._unfinished.remove(pack)
+        self.counts.pack_overhead_bytes += self._page + len(tail)
+        async with self._index_lock:
+            self._unindexed.append(table)
+            if len(self._unindexed) >= self._config.index_every_packs:
+                await self._write_index()
+
+    async def _write_index(self) -> None:
+        tables, self._unindexed = self._unindexed, []
+        segment = index.build(tables)
+        key, size_bytes = await write_segment(self._catalog, segment)
+        self.counts.index_bytes += size_bytes
+        self._segments.append(key)
+        self._known.settle(segment, tables)
+
+    async def finish(self) -> list[str]:
+        """Publish the last pack and index segment; returns the keys of the segments written."""
+        if self._pack is not None:
+            self._close(self._pack)
+        for closed in self._closing:
+            await closed
+        self._closing.clear()
+        async with self._index_lock:
+            if self._unindexed:
+                await self._write_index()
+        segments, self._segments = self._segments, []
+        return segments
+
+    async def abort(self) -> None:
+        """Forget packs that were not published. No task may be running any more."""
+        for pack in self._unfinished:
+            await pack.sink.abort()
+
+
+def _aligned_copy(raw: bytes | memoryview) -> memoryview:
+    view = page_aligned(len(raw))
+    view[:] = raw
+    return view
+
+
+def _encoded(chunks: list[Chunk], *, always: bool) -> list[bytes | None]:
+    """Encode chunks, if a sample shows that it pays. Runs on a thread."""
+    if not always and not _sample_gains(chunks):
+        return [None] * len(chunks)
+    blobs: list[bytes | None] = []
+    for chunk in chunks:
+        blob = encode_zstd(_plain(chunk))
+        blobs.append(blob if len(blob) * KEEP_GAIN <= chunk.plain_bytes else None)
+    return blobs
+
+
+def _sample_gains(chunks: list[Chunk]) -> bool:
+    samples = [_plain(chunk)[0][:_SAMPLE_BYTES] for chunk in chunks[::_SAMPLE_EVERY]]
+    encoded = sum(len(encode_zstd([sample])) for sample in samples)
+    return sum(map(len, samples)) >= AUTO_GAIN * encoded
+
+
+def _plain(chunk: Chunk) -> list[memoryview]:
+    """The chunk's memory without its filling."""
+    *others, last = chunk.pieces
+    return [*others, last[: len(last) - chunk.padding_bytes]]

@@ -1,0 +1,332 @@
+"""Push: directories and members that are stored already become one image (SPEC.md 11.1).
+
+Order of writes: packs, index, trees and placements, image, reference. A failure at any point
+leaves objects that nothing refers to, and packs that the next push finds again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import platform
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from imgfmt import layout, placement
+from imgfmt.digest import Digest, Octets, digest_of
+from imgfmt.errors import Conflict, NotFound
+from imgfmt.image import Image, Member, Rule, pairs
+from imgfmt.lease import ObjectKind
+from imgfmt.reference import ReferenceRecord, TargetKind
+from transfer.buffers import BufferPool, page_aligned
+from transfer.catalog import Catalog
+from transfer.config import TransferConfig
+from transfer.drafts import Draft, draft_of_listing, draft_of_member
+from transfer.indexing import join_segments
+from transfer.ingest import Batch, Chunk, Ingest
+from transfer.known import KnownChunks
+from transfer.leases import WriterLease, read_doomed, rescue_epoch
+from transfer.packer import PackedCounts, Packer
+from transfer.progress import PhaseClock, Progress, Silent
+from transfer.scan import Listing, check_unchanged, scan_directory
+from transfer.store.base import StoredReference
+from transfer.tasks import finished, first_cause
+from transfer.threads import Threads
+
+_MAX_ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A member to be made from a directory. `provenance` are facts of the snapshot."""
+
+    name: str
+    path: str
+    role: str = ""
+    mount_path: str = ""
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    def member(self, tree: Digest) -> Member:
+        """The member that this directory becomes."""
+        return Member(self.name, tree, self.role, self.mount_path, pairs(self.provenance))
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """What to push. `stored` are members of images that are in the store already.
+
+    `reference` is (name, tag), or None to store the image under its digest alone.
+    """
+
+    directories: Sequence[DirectorySource]
+    stored: Sequence[Member] = ()
+    reference: tuple[str, str] | None = None
+    annotations: dict[str, str] = field(default_factory=dict)
+    compat: tuple[Rule, ...] = ()
+    skip_special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push did. `counts` tells of chunks; `metadata_bytes` is all else that was written."""
+
+    digest: Digest
+    reference: str | None
+    logical_bytes: int
+    zero_bytes: int
+    counts: PackedCounts
+    metadata_bytes: int
+    warnings: list[str]
+    seconds: dict[str, float]
+
+
+async def push(
+    catalog: Catalog,
+    request: PushRequest,
+    *,
+    config: TransferConfig,
+    progress: Progress | None = None,
+) -> PushReport:
+    """Store an image and point its reference to it.
+
+    Raises Conflict if the reference, or a file that was read, was changed meanwhile; nothing that
+    was stored is lost then. Cancelling leaves no half-written object.
+    """
+    ttl_s = min(config.lease_ttl_s, catalog.record.lease_ttl_s)
+    lease = WriterLease(catalog, "push", whoami(), ttl_s, time.monotonic)
+    threads = Threads("push", config.n_threads)
+    work = _Push(catalog, request, lease, threads, config, progress or Silent())
+    try:
+        await lease.take()
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(lease.keep())
+            report = await work.run(group)
+            keeper.cancel()
+        return report
+    except BaseExceptionGroup as error:
+        raise first_cause(error) from None
+    finally:
+        await finished(work.clean_up())
+        threads.close()
+        await finished(lease.drop())
+
+
+class _Push:
+    def __init__(
+        self, catalog: Catalog, request: PushRequest, lease: WriterLease, threads: Threads,
+        config: TransferConfig, progress: Progress,
+    ) -> None:  # fmt: skip
+        self._catalog = catalog
+        self._store = catalog.store
+        self._request = request
+        self._lease = lease
+        self._threads = threads
+        self._config = config
+        self._progress = progress
+        self._clock = PhaseClock(time.monotonic)
+        self._packer: Packer | None = None
+        self._metadata_bytes = 0
+        self._settled: set[bytes] = set()
+
+    async def clean_up(self) -> None:
+        """Remove packs that were begun and not published."""
+        if self._packer is not None:
+            await self._packer.abort()
+
+    async def run(self, group: asyncio.TaskGroup) -> PushReport:
+        """The steps of SPEC.md 11.1 from 2 on."""
+        seen = await self._seen_reference()
+        doomed = await read_doomed(self._catalog)
+        known = KnownChunks(self._catalog, doomed.packs)
+        await known.load()
+        packer = self._packer = Packer(self._catalog, known, group, self._threads, self._config)
+        listings = await self._scan()
+        drafts = [
+            await self._ingest(source, listing, packer, group)
+            for source, listing in zip(self._request.directories, listings, strict=True)
+        ]
+        drafts += [
+            await draft_of_member(self._catalog, m, known.number) for m in self._request.stored
+        ]
+        self._clock.end("read")
+        segments = await packer.finish()
+        for listing in listings:
+            await self._threads.run(check_unchanged, listing)
+        digest, raw = self._image(drafts)
+        await self._publish(digest, raw, drafts, known, packer)
+        reference = await self._point(digest, seen)
+        await join_segments(self._catalog, segments)
+        self._clock.end("publish")
+        counts = packer.counts
+        overhead = self._metadata_bytes + counts.index_bytes + counts.pack_overhead_bytes
+        warnings = [w for listing in listings for w in listing.warnings] + sorted(known.unreadable)
+        logical_bytes = sum(draft.logical_bytes for draft in drafts)
+        zero_bytes = sum(draft.zero_bytes for draft in drafts)
+        seconds = self._clock.total()
+        return PushReport(
+            digest, reference, logical_bytes, zero_bytes, counts, overhead, warnings, seconds
+        )
+
+    async def _seen_reference(self) -> StoredReference | None:
+        if self._request.reference is None:
+            return None
+        return await self._store.read_reference(*self._request.reference)
+
+    async def _scan(self) -> list[Listing]:
+        skip_special = self._request.skip_special
+        listings = [
+            await self._threads.run(scan_directory, source.path, skip_special=skip_special)
+            for source in self._request.directories
+        ]
+        self._clock.end("scan")
+        self._progress.phase("read", sum(listing.logical_bytes for listing in listings))
+        return listings
+
+    async def _ingest(
+        self, source: DirectorySource, listing: Listing, packer: Packer, group: asyncio.TaskGroup
+    ) -> Draft:
+        """Read, cut, hash and store the files of one directory."""
+        pool = BufferPool(self._config.n_slots, self._config.block_bytes)
+        ingest = Ingest(listing, self._catalog.profile, pool, self._threads, group)
+        ingest.start()
+        async for batch in ingest.batches():
+            plain_bytes = sum(chunk.plain_bytes for chunk in batch.chunks)
+            await packer.store(batch, ingest.contents)
+            self._progress.advance(plain_bytes)
+        return draft_of_listing(listing, ingest.contents, self._catalog.profile, source.member)
+
+    def _image(self, drafts: list[Draft]) -> tuple[Digest, bytes]:
+        members = tuple(sorted((draft.member for draft in drafts), key=lambda member: member.name))
+        raw = Image(members, self._request.compat, pairs(self._request.annotations)).encode()
+        return digest_of(raw), raw
+
+    async def _publish(
+        self, image: Digest, raw: bytes, drafts: list[Draft], known: KnownChunks, packer: Packer
+    ) -> None:
+        """Write trees, placements and the image until nothing of them is doomed (step 5 to 7)."""
+        self._progress.phase("publish", 0)
+        written = False
+        for _ in range(_MAX_ROUNDS):
+            doomed = await read_doomed(self._catalog)
+            moved = await self._move_out(known.doom(doomed.packs), drafts, packer)
+            objects = {(ObjectKind.IMAGE, image)}
+            objects |= {
+                (kind, d.tree) for d in drafts for kind in (ObjectKind.TREE, ObjectKind.PLACEMENT)
+            }
+            epochs = doomed.epochs(objects) - self._settled
+            for epoch in epochs:
+                await rescue_epoch(self._catalog, epoch, whoami())
+            self._settled |= epochs
+            if written and not moved and not epochs and self._lease.is_fresh:
+                return
+            if not self._lease.is_fresh:
+                await self._lease.renew()
+            for draft in drafts:
+                await self._write_draft(draft, known)
+            await self._write(layout.image_key(image), [raw])
+            written = True
+        raise Conflict(
+            f"collectors of store {self._store.url} leave no time to publish; push again"
+        )
+
+    async def _move_out(self, packs: frozenset[int], drafts: list[Draft], packer: Packer) -> bool:
+        """Store the chunks that lie in doomed packs once more; True if there were any."""
+        moved = False
+        for draft in drafts:
+            for number in draft.hit_by(packs) if packs else []:
+                plain = await draft.read_chunk(number)
+                batch = _batch_of(
+                    plain, draft.places.digest[number].tobytes(), self._catalog.profile.page_bytes
+                )
+                await packer.store(batch, _Move(draft, number))
+                moved = True
+        if moved:
+            await packer.finish()
+        return moved
+
+    async def _write_draft(self, draft: Draft, known: KnownChunks) -> None:
+        if draft.pieces is not None:
+            await self._write(layout.tree_key(draft.tree), draft.pieces)
+        placed = draft.placement(known.names, self._catalog.record.page_bytes)
+        if not await self._is_placed(draft, placed):
+            pieces = placement.encode(placed)
+            await self._store.put(layout.placement_key(draft.tree), pieces)
+            self._metadata_bytes += sum(map(len, pieces))
+
+    async def _is_placed(self, draft: Draft, placed: placement.Placement) -> bool:
+        """Whether the store's placement of the tree is the one we would write."""
+        try:
+            there = await self._catalog.placement(draft.tree, len(draft.places.pack))
+        except NotFound:
+            return False
+        return b"".join(placement.encode(there)) == b"".join(placement.encode(placed))
+
+    async def _write(self, key: str, pieces: Sequence[Octets]) -> None:
+        """Write an object named by its digest, unless it is there in full length already."""
+        size_bytes = sum(len(piece) for piece in pieces)
+        facts = await self._store.facts(key)
+        if facts is None or facts.size_bytes != size_bytes:
+            await self._store.put(key, pieces)
+            self._metadata_bytes += size_bytes
+
+    async def _point(self, image: Digest, seen: StoredReference | None) -> str | None:
+        """Change the reference from what it was when the push began (step 8)."""
+        if self._request.reference is None:
+            return None
+        name, tag = self._request.reference
+        if seen is not None and seen.record.target == image:
+            return f"{name}:{tag}"
+        record = next_record(name, tag, seen, TargetKind.IMAGE, image)
+        try:
+            await self._store.change_reference(record, seen)
+        except Conflict as error:
+            raise Conflict(
+                f"{error}; your image is stored: `snapcask tag {image} {name}:{tag}`"
+            ) from error
+        return f"{name}:{tag}"
+
+
+class _Move:
+    """Takes the new place of one chunk of a draft."""
+
+    def __init__(self, draft: Draft, number: int) -> None:
+        self._draft = draft
+        self._number = number
+
+    def place(
+        self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
+    ) -> None:
+        places, number = self._draft.places, self._number
+        places.pack[number] = pack
+        places.offset[number] = offset
+        places.stored_bytes[number] = stored_bytes
+        places.codec[number] = codec
+
+
+def _batch_of(plain: bytes, digest: bytes, page_bytes: int) -> Batch:
+    padding = -len(plain) % page_bytes
+    view = page_aligned(len(plain) + padding)
+    view[: len(plain)] = plain
+    return Batch([Chunk(0, [view], len(plain), padding)], [digest])
+
+
+def next_record(
+    name: str, tag: str, seen: StoredReference | None, kind: TargetKind, target: Digest | None
+) -> ReferenceRecord:
+    """The record that follows `seen`, made now and by us."""
+    write_id, now_ns = secrets.token_bytes(16), time.time_ns()
+    if seen is None:
+        return ReferenceRecord(name, tag, kind, target, write_id, now_ns, whoami())
+    return seen.record.replaced_by(kind, target, write_id, now_ns, whoami())
+
+
+def whoami() -> str:
+    """The user and host that leases and references name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"

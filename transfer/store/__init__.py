@@ -1,0 +1,1 @@
+"""Where objects live: one module a backend, all of one protocol."""

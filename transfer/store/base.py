@@ -1,0 +1,96 @@
+"""What the engine asks of a store. Each backend is one implementation of `Store`.
+
+Keys are those of `imgfmt.layout`. Errors are those of `imgfmt.errors`: NotFound only when the store
+said that the object is absent, AccessDenied when it would not say, StoreUnavailable when a retry
+may help, OutOfResources when it is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from imgfmt.digest import Octets
+from imgfmt.reference import ReferenceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """An object as a listing shows it. `written_ns` is by the store's clock."""
+
+    key: str
+    size_bytes: int
+    written_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReference:
+    """A reference as read, with what a later change must find unchanged.
+
+    `version` is opaque to callers: a generation number in a file store.
+    """
+
+    record: ReferenceRecord
+    version: int
+
+
+class PackSink(Protocol):
+    """One pack being written. It has its key only after `commit`; `abort` leaves nothing.
+
+    Buffers handed to `write` begin and end on page boundaries (page-aligned memory, whole pages)
+    and must stay unchanged until it returns.
+    """
+
+    async def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
+        """Write `pieces` one after the other at byte `offset`. Calls may overlap, in any order."""
+
+    async def commit(self) -> None:
+        """Make the pack durable and visible whole. No write may be under way."""
+
+    async def abort(self) -> None:
+        """Forget the pack. Safe after any failure; does nothing after `commit`."""
+
+
+class Store(Protocol):
+    """Objects under keys, exclusive creation, references. Safe to use from many tasks."""
+
+    @property
+    def url(self) -> str:
+        """How a user names the store; for messages."""
+
+    async def get(self, key: str) -> Octets:
+        """The whole object. A view that stays valid though the object is deleted."""
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from byte `offset`. A short object raises CorruptData."""
+
+    async def facts(self, key: str) -> ObjectFacts | None:
+        """What a listing would show of the object, or None if it is absent."""
+
+    async def list_objects(self, prefix: str) -> list[ObjectFacts]:
+        """All objects whose key begins with `prefix`, which ends with `/`; ascending by key."""
+
+    async def put(self, key: str, pieces: Sequence[Octets]) -> None:
+        """Write the object whole and durably, in place of any that is there."""
+
+    async def create(self, key: str, pieces: Sequence[Octets]) -> bool:
+        """As `put`, but only if the key is absent: True if this call wrote the object."""
+
+    async def delete(self, key: str) -> None:
+        """Remove the object if it is there."""
+
+    async def open_pack(self, key: str) -> PackSink:
+        """Begin a new pack."""
+
+    async def read_reference(self, name: str, tag: str) -> StoredReference | None:
+        """The newest state of a reference (which may say that it is deleted), or None."""
+
+    async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
+        """Make `record` the state of its reference if it still is as `seen`; else Conflict.
+
+        An answer that was lost is recognised by the record's write id and is no conflict.
+        """
+
+    async def list_references(self) -> list[StoredReference]:
+        """Newest states of all references, deleted ones too, ascending by name and tag."""

@@ -1,0 +1,382 @@
+"""A store in a directory: a local disk, an NFS mount, a PVC (SPEC.md sections 6.1, 8 and 9).
+
+Objects appear whole: written under `tmp/`, fsynced, renamed or linked, the folder fsynced. Nothing
+relies on advisory locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from imgfmt import layout
+from imgfmt.digest import Octets
+from imgfmt.errors import Conflict, CorruptData, InvalidImage
+from imgfmt.reference import ReferenceRecord
+from transfer.filesystems import is_remote
+from transfer.oserrors import printable, translate
+from transfer.store.base import ObjectFacts, PackSink, StoredReference
+from transfer.threads import Threads
+
+MAP_FROM_BYTES = 1024 * 1024
+KEPT_GENERATIONS = 32
+_MAX_PIECES = 1024
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+T = TypeVar("T")
+
+
+class PosixStore:
+    """A `transfer.store.base.Store` below the directory `root`, which need not exist yet."""
+
+    def __init__(self, root: str, *, n_threads: int = 4) -> None:
+        self.root = os.path.abspath(root)
+        self._threads = Threads("store", n_threads)
+        self._map = not (os.path.isdir(self.root) and is_remote(self.root))
+
+    @property
+    def url(self) -> str:
+        """The directory's path."""
+        return self.root
+
+    def close(self) -> None:
+        """End the store's threads."""
+        self._threads.close()
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, key)
+
+    def _name(self, key: str) -> str:
+        return f"{key} in store {printable(self.root)}"
+
+    async def _run(self, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.run(work)
+        except OSError as error:
+            raise translate(error, self._name(key)) from error
+
+    async def get(self, key: str) -> Octets:
+        """See `Store.get`. Large objects on local filesystems are mapped, not read."""
+        return await self._run(key, lambda: _read_whole(self._path(key), map_large=self._map))
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """See `Store.read_into`."""
+
+        def read() -> int:
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return _read_full(descriptor, buffer, offset)
+            finally:
+                os.close(descriptor)
+
+        found = await self._run(key, read)
+        if found != len(buffer):
+            end = offset + len(buffer)
+            raise CorruptData(f"{self._name(key)} is cut short: it ends before byte {end}")
+
+    async def facts(self, key: str) -> ObjectFacts | None:
+        """See `Store.facts`."""
+
+        def look() -> ObjectFacts | None:
+            try:
+                found = os.stat(self._path(key), follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+            return ObjectFacts(key, found.st_size, found.st_mtime_ns)
+
+        return await self._run(key, look)
+
+    async def list_objects(self, prefix: str) -> list[ObjectFacts]:
+        """See `Store.list_objects`."""
+        return await self._run(prefix, lambda: _list(self.root, prefix))
+
+    async def put(self, key: str, pieces: Sequence[Octets]) -> None:
+        """See `Store.put`."""
+
+        def write() -> None:
+            temporary = self._write_temporary(pieces)
+            with _removed_on_error(temporary):
+                _make_folder(self.root, os.path.dirname(key))
+                os.rename(temporary, self._path(key))
+                _sync_folder(os.path.dirname(self._path(key)))
+
+        await self._run(key, write)
+
+    async def create(self, key: str, pieces: Sequence[Octets]) -> bool:
+        """See `Store.create`: by `link(2)`, which is atomic on NFS too."""
+
+        def write() -> bool:
+            temporary = self._write_temporary(pieces)
+            try:
+                _make_folder(self.root, os.path.dirname(key))
+                created = _link(temporary, self._path(key))
+                if created:
+                    _sync_folder(os.path.dirname(self._path(key)))
+                return created
+            finally:
+                os.unlink(temporary)
+
+        return await self._run(key, write)
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(key))
+
+        await self._run(key, remove)
+
+    def _temporary(self) -> str:
+        _make_folder(self.root, layout.TMP)
+        return os.path.join(self.root, layout.TMP, secrets.token_hex(16))
+
+    def _write_temporary(self, pieces: Sequence[Octets]) -> str:
+        """Write and fsync a temporary file; returns its path."""
+        path = self._temporary()
+        descriptor = os.open(path, _WRITE, 0o644)
+        with _removed_on_error(path):
+            try:
+                _write_full(descriptor, [memoryview(piece) for piece in pieces], 0)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return path
+
+    async def open_pack(self, key: str) -> PackSink:
+        """See `Store.open_pack`: O_DIRECT where the filesystem has it."""
+        path, descriptor = await self._run(key, lambda: _open_direct(self._temporary()))
+        return _PosixPack(self, key, path, descriptor)
+
+    async def read_reference(self, name: str, tag: str) -> StoredReference | None:
+        """See `Store.read_reference`. The version is the generation."""
+        prefix = layout.reference_prefix(name, tag)
+        for _ in range(8):
+            generations = await self._run(prefix, lambda: _generations(self._path(prefix)))
+            if not generations:
+                return None
+            newest = await self._read_generation(name, tag, generations[-1])
+            if newest is not None:
+                return newest
+        raise Conflict(f"{name}:{tag} in store {self.root} changes too fast to be read; try again")
+
+    async def _read_generation(
+        self, name: str, tag: str, generation: int
+    ) -> StoredReference | None:
+        key = layout.generation_key(name, tag, generation)
+
+        def read() -> Octets | None:
+            try:
+                return _read_whole(self._path(key), map_large=False)
+            except FileNotFoundError:
+                return None
+
+        raw = await self._run(key, read)
+        if raw is None:
+            return None
+        record = ReferenceRecord.decode(raw, self._name(key))
+        if (record.name, record.tag) != (name, tag):
+            raise InvalidImage(f"{self._name(key)} is a record of {record.name}:{record.tag}")
+        return StoredReference(record, generation)
+
+    async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
+        """See `Store.change_reference`: SPEC.md section 6.1, file stores."""
+        name, tag = record.name, record.tag
+        generation = seen.version + 1 if seen else 1
+        key = layout.generation_key(name, tag, generation)
+        if not await self.create(key, [record.encode()]):
+            there = await self._read_generation(name, tag, generation)
+            if there is None or there.record.write_id != record.write_id:
+                raise Conflict(
+                    f"{name}:{tag} in store {self.root} was changed by someone else meanwhile"
+                )
+        newest = await self.read_reference(name, tag)
+        if newest is None or newest.version < generation or not _holds(newest.record, record):
+            raise Conflict(
+                f"{name}:{tag} in store {self.root} was changed by someone else meanwhile"
+            )
+        prefix = layout.reference_prefix(name, tag)
+        await self._run(prefix, lambda: _remove_old_generations(self._path(prefix), newest.version))
+
+    async def list_references(self) -> list[StoredReference]:
+        """See `Store.list_references`."""
+        found: set[tuple[str, str]] = set()
+        for facts in await self.list_objects(layout.REFS):
+            parsed = layout.parse_generation_key(facts.key)
+            if parsed is not None:
+                found.add(parsed[:2])
+        states = [await self.read_reference(name, tag) for name, tag in sorted(found)]
+        return [state for state in states if state is not None]
+
+
+class _PosixPack:
+    """A pack under `tmp/`. See `transfer.store.base.PackSink`."""
+
+    def __init__(self, store: PosixStore, key: str, path: str, descriptor: int) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    async def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
+        descriptor = self._descriptor
+        assert descriptor is not None
+        await self._store._run(self._key, lambda: _write_full(descriptor, list(pieces), offset))
+
+    async def commit(self) -> None:
+        def publish() -> None:
+            assert self._descriptor is not None
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+            _make_folder(self._store.root, os.path.dirname(self._key))
+            final = self._store._path(self._key)
+            os.rename(self._path, final)
+            _sync_folder(os.path.dirname(final))
+
+        await self._store._run(self._key, publish)
+
+    async def abort(self) -> None:
+        def drop() -> None:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+        await self._store._run(self._key, drop)
+
+
+def _holds(newest: ReferenceRecord, change: ReferenceRecord) -> bool:
+    """Whether `change` is the newest state or lies in its history."""
+    if newest.write_id == change.write_id:
+        return True
+    return any(past.target == change.target for past in newest.history)
+
+
+def _read_whole(path: str, *, map_large: bool) -> Octets:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        if map_large and size >= MAP_FROM_BYTES:
+            return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+        raw = bytearray(size)
+        return memoryview(raw)[: _read_full(descriptor, memoryview(raw), 0)].toreadonly()
+    finally:
+        os.close(descriptor)
+
+
+def _read_full(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill `buffer` from `offset`; returns the bytes read, fewer only at the end of the file."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(descriptor, [buffer[done:]], offset + done)
+        if not got:
+            break
+        done += got
+    return done
+
+
+def _write_full(descriptor: int, pieces: list[memoryview], offset: int) -> None:
+    """Write all of `pieces` at `offset`. With O_DIRECT a short write goes on at a page boundary."""
+    pieces = [piece.cast("B") for piece in pieces if len(piece)]
+    while pieces:
+        done = os.pwritev(descriptor, pieces[:_MAX_PIECES], offset)
+        offset += done
+        while pieces and done >= len(pieces[0]):
+            done -= len(pieces.pop(0))
+        if done:
+            pieces[0] = pieces[0][done:]
+
+
+def _open_direct(path: str) -> tuple[str, int]:
+    try:
+        return path, os.open(path, _WRITE | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return path, os.open(path, _WRITE, 0o644)
+
+
+def _link(existing: str, new: str) -> bool:
+    """`link(2)`; True if this call made `new`, even where the answer was lost on the way."""
+    try:
+        os.link(existing, new)
+    except FileExistsError:
+        return os.stat(existing).st_nlink == 2
+    return True
+
+
+@contextlib.contextmanager
+def _removed_on_error(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def _make_folder(root: str, relative: str) -> None:
+    """Create a folder below `root` and make it durable, if it is not there."""
+    path = os.path.join(root, relative)
+    if os.path.isdir(path):
+        return
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        _sync_folder(os.path.dirname(folder))
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _list(root: str, prefix: str) -> list[ObjectFacts]:
+    found: list[ObjectFacts] = []
+    folders = [prefix.rstrip("/")]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(os.path.join(root, folder)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            key = f"{folder}/{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(key)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(ObjectFacts(key, status.st_size, status.st_mtime_ns))
+    return sorted(found, key=lambda facts: facts.key)
+
+
+def _generations(folder: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if len(name) == 16 and name.isdecimal())
+
+
+def _remove_old_generations(folder: str, newest: int) -> None:
+    for generation in _generations(folder):
+        if generation <= newest - KEPT_GENERATIONS:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, f"{generation:016d}"))

@@ -99,9 +99,9 @@ def parse_reference(text: str) -> ImageRef:
     8 to 63 digits are the beginning of a digest. Raises InvalidInput for anything else.
     """
     name, at, digest_text = text.partition("@")
-    if not at and text.startswith(PREFIX):
-        name, digest_text = "", text
-    if not digest_text and not at:
+    if text.startswith(PREFIX):
+        name, at, digest_text = "", "@", text
+    if not at:
         name, colon, tag = text.partition(":")
         return ImageRef(name=name, tag=tag if colon else None)
     digits = digest_text.removeprefix(PREFIX)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy.typing as npt
 from imgfmt import wire
 from imgfmt.chunking import Profile
 from imgfmt.digest import DIGEST_BYTES, Digest, Octets, digest_of
-from imgfmt.tree_check import check_tree
+from imgfmt.errors import InvalidImage, InvalidInput, Unsupported
+from imgfmt.tree_check import MAX_BYTES, check_tree
 
 ROOT = 0
 
@@ -138,6 +140,8 @@ def build_tree(
         "logical_bytes": sum(e.size_bytes for e in entries if e.type is EntryType.FILE),
         "zero_bytes": sum(_hole_bytes(entries[i], contents[i], profile) for i in contents),
     }
+    if head["logical_bytes"] > MAX_BYTES:
+        raise InvalidInput(f"files of {head['logical_bytes']} bytes are more than a tree can hold")
     pieces = wire.encode_table(LAYOUT, head, columns)
     return EncodedTree(pieces, digest_of(*pieces), head["zero_bytes"])
 
@@ -161,10 +165,10 @@ def _entry_columns(entries: Sequence[Entry]) -> dict[str, Any]:
         "mtime_ns": ("u4", [e.mtime_ns for e in entries]),
         "size": ("u8", [e.size_bytes for e in entries]),
         "group": ("u4", [e.group for e in entries]),
-        "name_end": ("u4", np.cumsum([len(e.name) for e in entries], dtype=np.uint64)),
+        "name_end": ("u4", list(accumulate(len(e.name) for e in entries))),
     }
     return {
-        **{name: np.array(values, dtype=f"<{dtype}") for name, (dtype, values) in integers.items()},
+        **{name: _integers(name, dtype, values) for name, (dtype, values) in integers.items()},
         "names": _blob([e.name for e in entries]),
         "targets": _blob([e.target for e in entries]),
     }
@@ -172,13 +176,22 @@ def _entry_columns(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _xattr_columns(entries: Sequence[Entry]) -> dict[str, Any]:
     rows = [(i, name, value) for i, e in enumerate(entries) for name, value in e.xattrs]
+    name_end = list(accumulate(len(name) for _, name, _ in rows))
+    value_end = list(accumulate(len(value) for _, _, value in rows))
     return {
         "xattr_entry": np.array([i for i, _, _ in rows], dtype="<u4"),
-        "xattr_name_end": np.cumsum([len(name) for _, name, _ in rows], dtype=np.uint64),
-        "xattr_value_end": np.cumsum([len(value) for _, _, value in rows], dtype=np.uint64),
+        "xattr_name_end": _integers("xattr_name_end", "u4", name_end),
+        "xattr_value_end": _integers("xattr_value_end", "u4", value_end),
         "xattr_names": _blob([name for _, name, _ in rows]),
         "xattr_values": _blob([value for _, _, value in rows]),
     }
+
+
+def _integers(name: str, dtype: str, values: list[int]) -> npt.NDArray[Any]:
+    limits = np.iinfo(dtype)
+    if values and not limits.min <= min(values) <= max(values) <= limits.max:
+        raise InvalidInput(f"an entry's {name} is not from {limits.min} to {limits.max}")
+    return np.array(values, dtype=f"<{dtype}")
 
 
 def _blob(parts: Sequence[bytes]) -> U8:
@@ -196,7 +209,7 @@ class Tree:
         head = table.head
         self.what = what
         self.columns = table.columns
-        self.profile = Profile(head.integer("page_bytes", 1, 2**20), head.text("profile"))
+        self.profile = _profile(head)
         self.logical_bytes = head.integer("logical_bytes")
         self.zero_bytes = head.integer("zero_bytes")
         head.done()
@@ -326,6 +339,15 @@ class Tree:
         sizes = self.columns["size"][self.chunk_entry[last]]
         full[last] = np.minimum(full[last], sizes - self.chunk_offset[last])
         return full
+
+
+def _profile(head: wire.Fields) -> Profile:
+    try:
+        return Profile(head.integer("page_bytes", 1, 2**20), head.text("profile"))
+    except InvalidInput as error:
+        raise InvalidImage(f"{head.what}: {error}") from None
+    except Unsupported as error:
+        raise Unsupported(f"{head.what}: {error}") from None
 
 
 def peek_totals(beginning: Octets, what: str) -> tuple[int, int]:

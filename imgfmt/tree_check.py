@@ -15,6 +15,9 @@ MAX_PATH_BYTES = 4095
 MAX_XATTR_VALUE_BYTES = 65_536
 XATTR_PREFIX = b"user."
 XATTR_NAMES = (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default")
+MAX_BYTES = 2**63 - 1
+"""Of all files together, and so of one."""
+
 _DIRECTORY, _FILE, _SYMLINK = 0, 1, 2
 _MAX_PAGES = 2**51
 
@@ -70,7 +73,7 @@ def _check_entries(columns: Columns, head: Fields) -> None:
         head.fail("an entry lies beneath something that is not a directory")
     if (columns["mode"] > 0o7777).any() or (columns["mtime_ns"] > 999_999_999).any():
         head.fail("an entry has a mode or time out of range")
-    if (columns["size"] >= 2**63).any() or columns["size"][kind == _DIRECTORY].any():
+    if (columns["size"] > MAX_BYTES).any() or columns["size"][kind == _DIRECTORY].any():
         head.fail("an entry has a size out of range")
 
 
@@ -154,9 +157,9 @@ def _check_extents(columns: Columns, head: Fields, profile: Profile, zero_bytes:
         head.fail("an extent that is not the first has no chunks")
     inner[:] = True
     inner[ends - 1] = False
-    if (inner & (holes == 0)).any() or (holes >= _MAX_PAGES).any():
+    if (inner & (holes == 0)).any() or (holes > _MAX_PAGES).any():
         head.fail("an extent has a hole of no or too many pages")
-    if holes.sum(dtype=np.float64) >= _MAX_PAGES:
+    if holes.sum(dtype=np.float64) > _MAX_PAGES:
         head.fail("its holes have too many pages")
     pages_before = np.zeros(len(columns["chunk_pages"]) + 1, dtype=np.int64)
     np.cumsum(columns["chunk_pages"], dtype=np.int64, out=pages_before[1:])

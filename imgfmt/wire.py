@@ -63,11 +63,13 @@ def decode_record(raw: Octets, kinds: str | Sequence[str], what: str) -> Fields:
     fields = Fields(value, what)
     kind, version = fields.text("kind"), fields.integer("version")
     if kind not in wanted:
-        raise InvalidImage(f"{what} is a record of kind {kind!r}, expected {' or '.join(wanted)}")
+        raise InvalidImage(
+            f"{what} is a record of kind {kind[:40]!r}, expected {' or '.join(wanted)}"
+        )
     if version != VERSION:
         raise Unsupported(f"{what} has format version {version}, this snapcask reads {VERSION}")
-    if unknown := fields.array("read"):
-        raise Unsupported(f"{what} needs the feature {unknown[0]!r}; use a newer snapcask")
+    if unknown := fields.text_array("read"):
+        raise Unsupported(f"{what} needs the feature {unknown[0][:40]!r}; use a newer snapcask")
     fields.kind = kind
     return fields
 
@@ -305,14 +307,15 @@ def _sorted(value: Value, depth: int) -> Value:
 
 
 def _ordered(value: Value, depth: int) -> bool:
-    """Whether all map keys of a decoded value are in order; copies nothing."""
+    """Whether all map keys of a decoded value are strings in order; copies nothing."""
     if depth > MAX_DEPTH or isinstance(value, float | msgpack.ExtType | msgpack.Timestamp):
         return False
     if isinstance(value, list):
         return all(_ordered(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        keys = [key.encode() for key in value]
-        return keys == sorted(keys) and all(_ordered(v, depth + 1) for v in value.values())
+        keys = [key.encode() for key in value if isinstance(key, str)]
+        in_order = len(keys) == len(value) and keys == sorted(keys)
+        return in_order and all(_ordered(item, depth + 1) for item in value.values())
     return True
 
 

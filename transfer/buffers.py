@@ -18,7 +18,8 @@ Allocator = Callable[[int], memoryview]
 
 def page_aligned(length_bytes: int) -> memoryview:
     """Anonymous, page-aligned memory from the kernel; it goes back when the view is dropped."""
-    return memoryview(mmap.mmap(-1, length_bytes))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping costs a file of its own
+    return memoryview(mmap.mmap(-1, length_bytes, flags=flags))
 
 
 class Lease:

@@ -115,7 +115,7 @@ class Catalog:
             tail = bytearray(length)
             await self.store.read_into(key, offset, memoryview(tail))
             start = 0
-        raw = memoryview(tail)[start : start + length]
+        raw = bytes(memoryview(tail)[start : start + length])  # tables are kept, tails are not
         return pack.decode_table(raw, name, digest, self.record.page_bytes, offset, what)
 
     async def resolve(self, reference: ImageRef) -> Digest:

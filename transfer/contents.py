@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,8 @@ from imgfmt.tree import FileContent
 @dataclass(slots=True)
 class _FileRecord:
     pages: array[int] = field(default_factory=lambda: array("H"))
-    extent_chunks: list[int] = field(default_factory=list)
-    extent_holes: list[int] = field(default_factory=list)
+    extent_chunks: array[int] = field(default_factory=lambda: array("I"))
+    extent_holes: array[int] = field(default_factory=lambda: array("Q"))
     run_chunks: int = 0
     digests: bytearray = field(default_factory=bytearray)
     pack: array[int] = field(default_factory=lambda: array("I"))
@@ -87,33 +86,28 @@ class ContentRecorder:
         record.stored_bytes.append(stored_bytes)
         record.codec.append(codec)
 
-    def contents(self) -> dict[int, FileContent]:
-        """The cuts of all files."""
-        return {
-            entry: FileContent(
-                _digests(record.digests),
+    def finish(self) -> tuple[dict[int, FileContent], ChunkPlaces]:
+        """The cuts of all files, and where their chunks lie in the order of the tree.
+
+        Both share the digests. The recorder is left empty, so that nothing is held twice.
+        """
+        n_chunks = sum(len(record.codec) for record in self._files.values())
+        digest = np.empty((n_chunks, DIGEST_BYTES), dtype=np.uint8)
+        pack, offset, stored_bytes = (np.empty(n_chunks, dtype=np.uint32) for _ in range(3))
+        codec = np.empty(n_chunks, dtype=np.uint8)
+        contents: dict[int, FileContent] = {}
+        start = 0
+        for entry in sorted(self._files):
+            record = self._files.pop(entry)
+            here = slice(start, start + len(record.codec))
+            digest[here] = np.frombuffer(record.digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+            pack[here], offset[here] = record.pack, record.offset
+            stored_bytes[here], codec[here] = record.stored_bytes, record.codec
+            contents[entry] = FileContent(
+                digest[here],
                 np.frombuffer(record.pages, dtype=np.uint16),
                 np.array(record.extent_chunks, dtype=np.uint32),
                 np.array(record.extent_holes, dtype=np.uint64),
             )
-            for entry, record in self._files.items()
-        }
-
-    def places(self) -> ChunkPlaces:
-        """Where all chunks lie, in the order of the tree."""
-        records = [self._files[entry] for entry in sorted(self._files)]
-        return ChunkPlaces(
-            np.concatenate([_digests(r.digests) for r in records] or [_digests(bytearray())]),
-            _joined([r.pack for r in records], np.uint32),
-            _joined([r.offset for r in records], np.uint32),
-            _joined([r.stored_bytes for r in records], np.uint32),
-            _joined([r.codec for r in records], np.uint8),
-        )
-
-
-def _digests(raw: bytearray) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _joined(columns: Sequence[array[int]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate([np.frombuffer(c, dtype=dtype) for c in columns] or [np.zeros(0, dtype)])
+            start = here.stop
+        return contents, ChunkPlaces(digest, pack, offset, stored_bytes, codec)

@@ -61,8 +61,9 @@ def draft_of_listing(
     profile: Profile,
     as_member: Callable[[Digest], Member],
 ) -> Draft:
-    """The draft of a directory whose chunks are all recorded in `contents`."""
-    encoded = build_tree(listing.entries, contents.contents(), profile)
+    """The draft of a directory whose chunks are all recorded in `contents`, which is finished."""
+    files, places = contents.finish()
+    encoded = build_tree(listing.entries, files, profile)
     head_tree: list[Tree] = []
 
     async def read_chunk(number: int) -> bytes:
@@ -79,7 +80,7 @@ def draft_of_listing(
         as_member(encoded.digest),
         listing.logical_bytes,
         encoded.zero_bytes,
-        contents.places(),
+        places,
         encoded.pieces,
         read_chunk,
     )

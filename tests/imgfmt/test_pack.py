@@ -193,9 +193,9 @@ def test_every_damage_to_a_footer_is_refused_but_to_its_digest() -> None:
     [
         (8192, 2**63, 16384),
         (2**63, 100, 16384),
-        (8192, packs.MAX_TABLE_BYTES + 1, 2**32 - 4096),
+        (8192, packs.MAX_TABLE_BYTES + 1, 8192 + packs.MAX_TABLE_BYTES + 4096),
         (8192, 8192, 16384),
-        (4096, 100, 81920),
+        (4096, 4032, 73728),
         (8200, 100, 16384),
         (8192, 100, 16385),
         (2**32 - 4096, 100, 2**32),
@@ -207,6 +207,12 @@ def test_a_footer_that_names_an_impossible_place_is_refused(
     footer = offset.to_bytes(8, "little") + length.to_bytes(8, "little") + bytes(40) + b"SNAPFOOT"
     with pytest.raises(InvalidImage):
         packs.parse_footer(footer, pack_bytes, "pack 00")
+
+
+def test_a_table_may_end_where_the_footer_begins() -> None:
+    footer = (4096).to_bytes(8, "little") + (4032).to_bytes(8, "little") + bytes(40) + b"SNAPFOOT"
+    expected = (4096, 4032, Digest(bytes(32)))
+    assert packs.parse_footer(footer, 8192, "pack 00") == expected
 
 
 def test_a_footer_has_64_bytes() -> None:
@@ -244,6 +250,11 @@ def test_a_table_that_breaks_a_rule_is_refused(change: dict[str, list[int]], mes
     columns |= {key: np.array(value, columns[key].dtype) for key, value in change.items()}
     with pytest.raises(InvalidImage, match=f"^pack 00.*{message}"):
         decode(encode_columns(columns), table.table_offset)
+
+
+def test_claims_up_to_their_limits_are_accepted() -> None:
+    rows = [(1 << 20, True), ((16 << 20) - 7, False)]
+    assert make_table(rows).plain_bytes.tolist() == [1 << 20, 16 << 20]
 
 
 def test_a_codec_that_is_not_known_is_unsupported() -> None:

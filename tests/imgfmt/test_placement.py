@@ -204,6 +204,7 @@ def test_damage_is_refused_or_is_canonical_and_never_leads_out_of_a_pack() -> No
         ({"pack": [[2] * 16, [1] * 16]}, "the packs do not ascend"),
         ({"pack": [[1] * 16, [1] * 16]}, "the packs do not ascend"),
         ({"pack": [[1] * 16, [1] * 15 + [0]]}, "the packs do not ascend"),
+        ({"pack": [[2] * 8 + [1] * 8, [1] * 8 + [2] * 8]}, "the packs do not ascend"),
         ({"pack": [[1] * 16, [2] * 16, [3] * 16]}, "differ in length"),
         (
             {"pack": [[1] * 16, [2] * 16, [3] * 16], "pack_live_bytes": [1, 1, 1]},
@@ -293,8 +294,14 @@ def test_an_encoded_run_may_begin_anywhere() -> None:
     assert found.offset.tolist() == [4096, 8192, 8192, 40961, 45056, 49152]
 
 
+def test_packs_whose_names_begin_alike_ascend_by_the_rest() -> None:
+    columns = good_columns() | {"pack": np.array([[9] * 15 + [1], [9] * 15 + [200]], "u1")}
+    assert len(placements.decode(encode_columns(columns), "placement 00").packs) == 2
+
+
 def test_a_claim_of_many_chunks_costs_nothing() -> None:
     raw = encode_columns(good_columns(), chunks=2**32 - 1)
+    assert placements.decode(raw, "placement 00").n_chunks == 2**32 - 1
     assert peak_bytes(lambda: placements.decode(raw, "placement 00")) < 1 << 20
 
 

@@ -1,0 +1,266 @@
+"""Where a pull builds a tree, so that its target is whole or not there at all.
+
+A target that is absent is built beside its place and renamed to it. A target that is an empty
+directory, perhaps a mount point, is built in a directory within and moved up; it is whole when its
+marker file is there. A lock on the directory tells a pull that is under way from one that was
+killed: the kernel drops it with the process. All this blocks and belongs on a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from imgfmt.digest import Digest
+from imgfmt.errors import Conflict, InvalidInput, OutOfResources
+from transfer.filesystems import sync_filesystem
+from transfer.oserrors import printable, translate
+
+PARTIAL = b".snapcask-partial"
+MARKER = b".snapcask-complete"
+_LOST_AND_FOUND = b"lost+found"
+_RENAME_NOREPLACE = 1
+_NAME_BYTES = 200
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Staging:
+    """One attempt to build `target`: `open`, fill `root`, `publish` or `abandon`, `close`.
+
+    `root` is the descriptor of the directory to fill. `in_place` says that it lies in the target,
+    whose top then can't have entries called PARTIAL or MARKER.
+    """
+
+    def __init__(self, target: str, digest: Digest) -> None:
+        self.target = os.path.abspath(target)
+        self.in_place = os.path.isdir(self.target)
+        self.root = -1
+        self._digest = digest
+        self._shown = printable(self.target)
+        self._folder = self.target if self.in_place else os.path.dirname(self.target)
+        self._folder_descriptor = -1
+        self._final_name = os.fsencode(os.path.basename(self.target))
+        short, digits = self._final_name[:_NAME_BYTES], digest.hex[:8].encode()
+        beside = b".%b%b-%b" % (short, PARTIAL, digits)
+        self._name = PARTIAL if self.in_place else beside
+        self._made: list[bytes] = []
+
+    def open(self, needed_bytes: int) -> None:
+        """Make the directory to fill, in place of what a killed pull left there.
+
+        Raises InvalidInput for a target that can't be made, Conflict if another pull is making it,
+        OutOfResources if its filesystem has less than `needed_bytes` free; nothing is written then.
+        """
+        with self._told():
+            if not self.in_place and os.path.lexists(self.target):
+                raise InvalidInput(f"{self._shown} exists; name a new or an empty directory")
+            if not os.path.isdir(self._folder):
+                raise InvalidInput(f"{printable(self._folder)} is no directory; make it first")
+            self._folder_descriptor = os.open(self._folder, _DIRECTORY)
+            if self.in_place:
+                self._lock(self._folder_descriptor)
+                self._check_empty()
+            if not self._names(None):
+                self._check_space(needed_bytes)
+            self._claim()
+            self._check_space(needed_bytes)
+
+    def publish(self, finish_root: Callable[[int], None] | None, *, fsync: bool) -> None:
+        """Make the target appear. `finish_root` is called with a descriptor of its root.
+
+        Without one, a target that was there keeps its attributes and a new one gets usual ones.
+        """
+        if finish_root is None:
+            finish_root = _keep if self.in_place else _open_to_all
+        with self._told():
+            if self.in_place:
+                self._move_up()
+            else:
+                finish_root(self.root)
+            if fsync:
+                sync_filesystem(self._folder)
+            if self.in_place:
+                self._mark(fsync=fsync)
+                finish_root(self._folder_descriptor)
+            else:
+                self._check_ours()
+                _rename(
+                    self._name, self._folder_descriptor, self._final_name, self._folder_descriptor
+                )
+            self._made.clear()
+            if fsync:
+                os.fsync(self._folder_descriptor)
+
+    def abandon(self) -> None:
+        """Remove all that was made, as far as that is possible. Does nothing after `publish`."""
+        for name in reversed(self._made):
+            with contextlib.suppress(OSError):
+                if name != self._name or self._names(self.root):
+                    remove_tree(name, self._folder_descriptor)
+        self._made.clear()
+
+    def close(self) -> None:
+        """Give up locks and descriptors."""
+        for descriptor in {self.root, self._folder_descriptor} - {-1}:
+            os.close(descriptor)
+        self.root = self._folder_descriptor = -1
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the system become ours, about the target."""
+        try:
+            yield
+        except OSError as error:
+            raise translate(error, self._shown) from error
+
+    def _check_empty(self) -> None:
+        ignored = {PARTIAL, _LOST_AND_FOUND} if os.path.ismount(self.target) else {PARTIAL}
+        names = {os.fsencode(name) for name in os.listdir(self._folder_descriptor)} - ignored
+        if MARKER in names:
+            raise InvalidInput(f"{self._shown} holds an image already")
+        if names:
+            example = printable(min(names))
+            raise InvalidInput(
+                f"{self._shown} is not empty, it holds {example}; name a new or an empty directory"
+            )
+
+    def _check_space(self, needed_bytes: int) -> None:
+        found = os.fstatvfs(self._folder_descriptor)
+        free_bytes = found.f_bavail * found.f_frsize
+        if found.f_blocks and free_bytes < needed_bytes:
+            raise OutOfResources(
+                f"{self._shown} needs {needed_bytes} bytes, its filesystem has {free_bytes} bytes"
+                " free; nothing was written"
+            )
+
+    def _names(self, descriptor: int | None) -> bool:
+        """Whether the name of the directory to fill is taken, by `descriptor` if that is given."""
+        try:
+            there = os.stat(self._name, dir_fd=self._folder_descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return descriptor is None or os.path.samestat(there, os.fstat(descriptor))
+
+    def _check_ours(self) -> None:
+        if not self._names(self.root):
+            raise Conflict(f"another pull to {self._shown} took over its directory")
+
+    def _claim(self) -> None:
+        """Own an empty directory to fill, new or left behind by a killed pull."""
+        while self.root < 0:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._name, 0o700, dir_fd=self._folder_descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                self._take_over()
+        self._made.append(self._name)
+        os.fchmod(self.root, 0o700)
+        for name in os.listdir(self.root):
+            remove_tree(os.fsencode(name), self.root)
+
+    def _take_over(self) -> None:
+        """Lock the directory to fill and make it `root`, if it still has its name then."""
+        root = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._folder_descriptor)
+        try:
+            self._lock(root)
+            if os.fstat(root).st_uid != os.geteuid():
+                raise InvalidInput(f"{printable(self._name)} beside it belongs to somebody else")
+            if self._names(root):
+                self.root = root
+        finally:
+            if self.root != root:
+                os.close(root)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(f"another pull to {self._shown} is under way") from error
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF):
+                raise
+
+    def _move_up(self) -> None:
+        """Give the target the children of the directory that was filled."""
+        for name in map(os.fsencode, os.listdir(self.root)):
+            _move(name, self.root, self._folder_descriptor)
+            self._made.append(name)
+        os.rmdir(self._name, dir_fd=self._folder_descriptor)
+        self._made.remove(self._name)
+
+    def _mark(self, *, fsync: bool) -> None:
+        """Say that the target is whole."""
+        marker = os.open(MARKER, _NEW_FILE, 0o644, dir_fd=self._folder_descriptor)
+        self._made.append(MARKER)
+        try:
+            os.write(marker, f"{self._digest}\n".encode())
+            if fsync:
+                os.fsync(marker)
+        finally:
+            os.close(marker)
+
+
+def _keep(root: int) -> None:
+    """Change nothing."""
+
+
+def _open_to_all(root: int) -> None:
+    os.fchmod(root, 0o755)
+
+
+def remove_tree(name: bytes, folder: int) -> None:
+    """Remove a file, or a directory and all below it whatever its modes. Follows no link."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        pass
+    else:
+        return
+    directories = [name]
+    for directory in directories:  # grows on the way
+        os.chmod(directory, 0o700, dir_fd=folder)
+        descriptor = os.open(directory, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            for entry in list(os.scandir(descriptor)):
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(os.path.join(directory, os.fsencode(entry.name)))
+                else:
+                    os.unlink(entry.name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+    for directory in reversed(directories):
+        os.rmdir(directory, dir_fd=folder)
+
+
+def _move(name: bytes, source: int, target: int) -> None:
+    """Move `name` to another directory. To be moved, a directory must be writable."""
+    try:
+        _rename(name, source, name, target)
+    except PermissionError:
+        there = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if not stat.S_ISDIR(there.st_mode):
+            raise
+        mode = stat.S_IMODE(there.st_mode)
+        os.chmod(name, mode | stat.S_IWUSR, dir_fd=source)
+        _rename(name, source, name, target)
+        os.chmod(name, mode, dir_fd=target)
+
+
+def _rename(name: bytes, folder: int, new_name: bytes, new_folder: int) -> None:
+    """Rename without replacing anything, atomically where the filesystem can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        if libc.renameat2(folder, name, new_folder, new_name, _RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code))
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(new_name, dir_fd=new_folder, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)

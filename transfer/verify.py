@@ -1,0 +1,277 @@
+"""Verify: read back what images need, and tell all that is damaged. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from imgfmt import layout
+from imgfmt.digest import Digest
+from imgfmt.errors import CorruptData, InvalidImage, NotFound, Unsupported
+from imgfmt.image import Image
+from imgfmt.pack import check_header
+from imgfmt.placement import locate
+from transfer.catalog import Catalog, MemberContent
+from transfer.config import TransferConfig
+from transfer.execute import Executor, each
+from transfer.plan import ChunkTable, Numbers
+from transfer.progress import Clock, PhaseClock, Progress, Silent
+from transfer.threads import Threads
+
+_DAMAGE = (NotFound, CorruptData, InvalidImage, Unsupported)
+"""What says something of the object; other errors say something of the store or of us."""
+
+
+class DamageKind(StrEnum):
+    """What is damaged or missing."""
+
+    REFERENCE = "reference"
+    IMAGE = "image"
+    TREE = "tree"
+    PLACEMENT = "placement"
+    PACK = "pack"
+    CHUNK = "chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file that can't be had. An empty path means the whole member."""
+
+    image: Digest
+    member: str
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One object that is not as it must be, `name` being a digest, a pack's name or a reference.
+
+    `pack` is the pack that a chunk was read from; `files` are those that are lost by it.
+    """
+
+    kind: DamageKind
+    name: str
+    reason: str
+    pack: str = ""
+    files: tuple[DamagedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was read, and all that is damaged. `chunks` counts each as often as trees name it."""
+
+    images: int
+    trees: int
+    packs: int
+    chunks: int
+    fetched_bytes: int
+    damages: tuple[Damage, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damages
+
+
+async def verify(
+    catalog: Catalog,
+    digests: Sequence[Digest],
+    *,
+    config: TransferConfig,
+    progress: Progress | None = None,
+    now_s: Clock = time.monotonic,
+) -> VerifyReport:
+    """Check these images or variants, and all that they need: each range of a pack is read once."""
+    job = _Verify(catalog, config, progress or Silent(), PhaseClock(now_s))
+    return await job.run(digests)
+
+
+async def verify_all(
+    catalog: Catalog,
+    *,
+    config: TransferConfig,
+    progress: Progress | None = None,
+    now_s: Clock = time.monotonic,
+) -> VerifyReport:
+    """As `verify`, for every image in the store; and that what references point to exists."""
+    job = _Verify(catalog, config, progress or Silent(), PhaseClock(now_s))
+    await job.check_references()
+    listed = await catalog.store.list_objects(layout.IMAGES)
+    found = [layout.digest_of_key(facts.key) for facts in listed]
+    return await job.run([digest for digest in found if digest])
+
+
+class _Collector:
+    """A sink that only takes note of damage."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Numbers, str]] = []
+
+    def accept(self, numbers: Numbers, views: Sequence[memoryview]) -> None:
+        """Chunks that are as they must be."""
+
+    def damaged(self, numbers: Numbers, error: CorruptData | NotFound) -> None:
+        """See `Sink.damaged`."""
+        self.found.append((numbers, str(error)))
+
+
+class _Verify:
+    """One verification. `users` of a tree are the members that are made of it."""
+
+    def __init__(
+        self, catalog: Catalog, config: TransferConfig, progress: Progress, clock: PhaseClock
+    ) -> None:
+        self._catalog = catalog
+        self._config = config
+        self._progress = progress
+        self._clock = clock
+        self._damages: list[Damage] = []
+        self._users: dict[Digest, list[DamagedFile]] = {}
+        self._contents: list[MemberContent] = []
+
+    def _note(self, kind: DamageKind, name: object, reason: object, **more: Any) -> None:
+        self._damages.append(Damage(kind, str(name), str(reason), **more))
+
+    async def check_references(self) -> None:
+        """Check that every reference can be read, and that its target exists."""
+        store = self._catalog.store
+        keys = [
+            layout.parse_generation_key(facts.key)
+            for facts in await store.list_objects(layout.REFS)
+        ]
+        for name, tag in sorted({key[:2] for key in keys if key}):
+            try:
+                state = await store.read_reference(name, tag)
+            except _DAMAGE as error:
+                self._note(DamageKind.REFERENCE, f"{name}:{tag}", error)
+                continue
+            target = state.record.target if state else None
+            if target and await store.facts(layout.image_key(target)) is None:
+                reason = f"it points to image {target}, which does not exist"
+                self._note(DamageKind.REFERENCE, f"{name}:{tag}", reason)
+
+    async def run(self, digests: Sequence[Digest]) -> VerifyReport:
+        """Check all that these images need."""
+        self._progress.phase("resolve", 0)
+        n_images = await self._check_images(digests)
+        for tree in self._users:
+            await self._check_tree(tree)
+        self._clock.end("resolve")
+        n_packs = n_chunks = fetched_bytes = 0
+        if self._contents:
+            with Threads("verify", self._config.n_threads) as threads:
+                given = (self._catalog, self._contents, threads, self._config)
+                executor = await threads.run(Executor, *given)
+                fetched_bytes = await self._check_chunks(executor)
+            n_packs, n_chunks = len(executor.table.packs), len(executor.table)
+        return VerifyReport(
+            images=n_images,
+            trees=len(self._users),
+            packs=n_packs,
+            chunks=n_chunks,
+            fetched_bytes=fetched_bytes,
+            damages=tuple(self._damages),
+            seconds=self._clock.total(),
+        )
+
+    async def _check_images(self, digests: Sequence[Digest]) -> int:
+        """Read images, and those that variants name; returns how many there are."""
+        pending = list(dict.fromkeys(digests))
+        for digest in pending:  # grows on the way
+            try:
+                image = await self._catalog.image(digest)
+            except _DAMAGE as error:
+                self._note(DamageKind.IMAGE, digest, error)
+                continue
+            if isinstance(image, Image):
+                for member in image.members:
+                    user = DamagedFile(digest, member.name, b"")
+                    self._users.setdefault(member.tree, []).append(user)
+            else:
+                named = (variant.digest for variant in image.images)
+                pending += [d for d in dict.fromkeys(named) if d not in pending]
+        return len(pending)
+
+    async def _check_tree(self, digest: Digest) -> None:
+        """Read a tree and its placement."""
+        users = tuple(self._users[digest])
+        kind = DamageKind.TREE
+        try:
+            tree = await self._catalog.tree(digest)
+            kind = DamageKind.PLACEMENT
+            placement = await self._catalog.placement(digest, tree.n_chunks)
+            locate(placement, tree.chunk_bytes, self._catalog.record.page_bytes)
+        except _DAMAGE as error:
+            self._note(kind, digest, error, files=users)
+        else:
+            self._contents.append(MemberContent(tree, placement))
+
+    async def _check_chunks(self, executor: Executor) -> int:
+        """Read all chunks, then the tables of the packs that they lie in; returns bytes read."""
+        total_bytes = int(executor.table.plain_bytes.sum(dtype=np.uint64))
+        self._progress.phase("verify", total_bytes)
+        sink = _Collector()
+        stats = await executor.read(sink, progress=self._progress)
+        self._clock.end("verify")
+        table = executor.table
+        sound = np.ones(len(table), dtype=np.bool_)
+        for numbers, reason in sink.found:
+            sound[numbers] = False
+            first = int(numbers[0])
+            self._note(
+                DamageKind.CHUNK,
+                Digest(table.digest[first].tobytes()),
+                reason,
+                pack=table.packs[table.pack[first]].tobytes().hex(),
+                files=tuple(dict.fromkeys(self._files(table, numbers))),
+            )
+        self._progress.phase("packs", 0)
+        by_pack = np.argsort(table.pack, kind="stable")
+        edges = np.searchsorted(table.pack[by_pack], np.arange(len(table.packs) + 1))
+
+        async def check(pack_index: int) -> None:
+            chunks = by_pack[edges[pack_index] : edges[pack_index + 1]]
+            await self._check_pack(table, pack_index, chunks[sound[chunks]])
+
+        await each(iter(range(len(table.packs))), check, self._config.n_threads)
+        self._clock.end("packs")
+        return stats.fetched_bytes
+
+    def _files(self, table: ChunkTable, numbers: Numbers) -> Iterator[DamagedFile]:
+        """The files that hold any of these chunks, by all their names."""
+        for number in numbers.tolist():
+            index, number_in_tree = table.tree_of(number)
+            content = self._contents[index]
+            entry = content.tree.chunk_entry[number_in_tree]
+            names = np.flatnonzero(content.tree.columns["group"] == entry).tolist()
+            for user in self._users[content.placement.tree]:
+                for name in names:
+                    yield replace(user, path=content.tree.path(name))
+
+    async def _check_pack(self, table: ChunkTable, pack_index: int, chunks: Numbers) -> None:
+        """Check a pack's header and table, and that its table has these chunks, which are sound."""
+        catalog = self._catalog
+        name = table.packs[pack_index].tobytes()
+        page_bytes = catalog.record.page_bytes
+        header = bytearray(page_bytes)
+        try:
+            await catalog.store.read_into(layout.pack_key(name), 0, memoryview(header))
+            check_header(header, name, page_bytes, catalog.named(f"pack {name.hex()}"))
+            found = await catalog.pack_table(name)
+        except _DAMAGE as error:
+            self._note(DamageKind.PACK, name.hex(), error)
+            return
+        rows = np.searchsorted(found.offsets, table.offset[chunks])
+        listed = rows < len(found)
+        rows[~listed] = 0
+        listed &= found.offsets[rows] == table.offset[chunks]
+        listed &= (found.names[rows] == table.digest[chunks]).all(axis=1)
+        if not listed.all():
+            reason = f"its table does not have {int((~listed).sum())} of the chunks that it holds"
+            self._note(DamageKind.PACK, name.hex(), reason)

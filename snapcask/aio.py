@@ -1,0 +1,197 @@
+"""The public API for programs that run an event loop: the calls of `snapcask`, as coroutines.
+
+Sizes, offsets and lengths are in bytes. A store is named by its directory or `file://` URL. An
+image is named by `name`, `name:tag`, `name@blake3:<hex>` or `blake3:<hex>`, where 8 digits or more
+may stand for a whole digest. Every call may raise `InvalidInput`, `NotFound`, `AccessDenied`,
+`StoreUnavailable`, `Unsupported` (a newer store) and `OutOfResources`, and where it reads an image
+`CorruptData` and `InvalidImage`. Cancelling a call undoes what it had not published.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from imgfmt.errors import InvalidInput
+from imgfmt.reference import parse_reference
+from imgfmt.store_record import NewChunks, StoreRecord
+from snapcask.handles import AsyncImageHandle, EntryStat
+from snapcask.requests import MemberSource, PathName, push_request
+from snapcask.stores import StoreName, opened, transfer_config
+from transfer.catalog import init_store as init_catalog
+from transfer.progress import Progress, Silent
+from transfer.provenance import host_facts
+from transfer.pull import PullReport
+from transfer.pull import pull as pull_image
+from transfer.push import PushReport
+from transfer.push import push as push_image
+from transfer.reader import open_reader
+from transfer.store.url import open_store
+from transfer.verify import VerifyReport, verify_all
+from transfer.verify import verify as verify_images
+
+__all__ = [
+    "AsyncImageHandle",
+    "EntryStat",
+    "MemberSource",
+    "init_store",
+    "open_image",
+    "pull",
+    "push",
+    "verify",
+]
+
+
+async def init_store(
+    url: StoreName,
+    *,
+    page_bytes: int | None = None,
+    pack_bytes: int | None = None,
+    codec: str = NewChunks.RAW,
+) -> StoreRecord:
+    """Make a directory a store, and the directory too; returns what was recorded.
+
+    New trees are cut at pages of `page_bytes` (4096 by default, 16384 or 65536), and packs closed
+    at about `pack_bytes` (64 MiB). `codec` is how new chunks are stored: "raw", "zstd", or "auto"
+    for zstd where a sample gains 1.4 times. Raises InvalidInput if it is a store already.
+    """
+    given = {"page_bytes": page_bytes, "pack_bytes": pack_bytes}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    record = StoreRecord(
+        uuid=secrets.token_bytes(16), concurrent_writers=True, codec=_codec(codec), **chosen
+    )
+    store = open_store(os.fspath(url))
+    try:
+        return await init_catalog(store, record)
+    finally:
+        store.close()
+
+
+async def push(
+    directory: PathName | None,
+    reference: str | None,
+    *,
+    store: StoreName | None,
+    members: Mapping[str, PathName | MemberSource] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    require: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+    record_host: bool = False,
+    skip_special: bool = False,
+    max_memory_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> PushReport:
+    """Store a directory, or several as the members of one image, and point `reference` to it.
+
+    Give either `directory`, which becomes the member `main`, or `members` by name; a plain path
+    there is a directory. Without a reference the image has only its digest, and may be collected.
+    `require` has rules about the machine that may use the image: "fact=value", "fact>=1.2" or
+    "fact~=a,b". `facts` are recorded of each directory beside those that it tells itself, and
+    with `record_host` those of this machine. Sockets, fifos and devices are refused unless
+    `skip_special`. All buffers together take `max_memory_bytes`.
+
+    Raises Conflict if a file, or the reference, changes meanwhile: what was stored is found again
+    by the next push then.
+    """
+    config = transfer_config(max_memory_bytes)
+    async with opened(store, write=True) as catalog:
+        request, warnings = await push_request(
+            catalog,
+            directory=directory,
+            reference=reference,
+            members=members or {},
+            annotations=annotations or {},
+            require=require,
+            facts=facts or {},
+            record_host=record_host,
+            skip_special=skip_special,
+        )
+        report = await push_image(catalog, request, config=config, progress=progress)
+    return replace(report, warnings=[*warnings, *report.warnings])
+
+
+async def pull(
+    reference: str,
+    directory: PathName,
+    *,
+    store: StoreName | None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    fsync: bool = True,
+    max_memory_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> PullReport:
+    """Write an image to `directory`, which is absent or empty: all of it, or nothing.
+
+    The only member of an image, or the one named, is the directory; else each is a subdirectory of
+    its name, `/` written `+`. Every chunk is verified. `facts` add to those of this machine, which
+    choose among variants. Without `fsync` the directory may be damaged if the machine crashes.
+    """
+    config = transfer_config(max_memory_bytes, fsync=fsync)
+    async with opened(store) as catalog:
+        return await pull_image(
+            catalog,
+            await catalog.resolve(parse_reference(reference)),
+            os.fspath(directory),
+            member=member,
+            config=config,
+            progress=progress or Silent(),
+            facts={**host_facts(), **(facts or {})},
+        )
+
+
+@asynccontextmanager
+async def open_image(
+    reference: str,
+    *,
+    store: StoreName | None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    max_memory_bytes: int | None = None,
+) -> AsyncIterator[AsyncImageHandle]:
+    """Read files of an image from the store: `async with open_image(...) as image`.
+
+    `member` may be left out where there is only one. Only the chunks that cover what is read are
+    fetched, and each is verified. Nothing is kept for later reads.
+    """
+    config = transfer_config(max_memory_bytes)
+    async with opened(store) as catalog:
+        reader = await open_reader(
+            catalog,
+            await catalog.resolve(parse_reference(reference)),
+            member,
+            config=config,
+            facts={**host_facts(), **(facts or {})},
+        )
+        with reader:
+            yield AsyncImageHandle(reader)
+
+
+async def verify(
+    references: Sequence[str] | None = None,
+    *,
+    store: StoreName | None,
+    max_memory_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Read back and check all that these images need; without `references`, all of the store.
+
+    Damage is in the report, not raised. Changes nothing.
+    """
+    config = transfer_config(max_memory_bytes)
+    shown = progress or Silent()
+    async with opened(store) as catalog:
+        if references is None:
+            return await verify_all(catalog, config=config, progress=shown)
+        digests = [await catalog.resolve(parse_reference(text)) for text in references]
+        return await verify_images(catalog, digests, config=config, progress=shown)
+
+
+def _codec(name: str) -> NewChunks:
+    if name not in list(NewChunks):
+        raise InvalidInput(f"codec {name!r} is not one of {', '.join(NewChunks)}")
+    return NewChunks(name)

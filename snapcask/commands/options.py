@@ -1,0 +1,76 @@
+"""Options and types that several verbs have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes: 65536, 64K or 64KiB (1024 each), 64KB (1000 each)."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not found[2]):
+        raise click.BadParameter(f"{text!r} is not a size; write 512MiB or a number of bytes")
+    digits, prefix, binary, unit = found.groups()
+    base = 1000 if prefix and unit and not binary else 1024
+    power: int = _POWERS[prefix.lower()]
+    return int(digits) * int(base**power)
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`; the value may hold further `=`."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def _needed(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    if not value:
+        raise click.UsageError("no store is given: use --store or set SNAPCASK_STORE", ctx)
+    return value
+
+
+def store_option(function: F) -> F:
+    """`--store`, or the environment."""
+    return click.option(
+        "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True, callback=_needed,
+        help="Directory or file:// URL of the store.",
+    )(function)  # fmt: skip
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
+    )(function)
+
+
+def quiet_option(function: F) -> F:
+    """`--quiet`."""
+    return click.option(
+        "-q", "--quiet", is_flag=True, help="No progress, no summary, no warnings."
+    )(function)
+
+
+def memory_option(function: F) -> F:
+    """`--max-memory`."""
+    return click.option(
+        "--max-memory", "max_memory_bytes", type=byte_size, metavar="SIZE",
+        help="Limit of all buffers together.  [default: 128MiB]",
+    )(function)  # fmt: skip
+
+
+def facts_option(what: str) -> Callable[[F], F]:
+    """`--fact`, with `what` it is used for."""
+    return click.option(
+        "--fact", "facts", type=key_value, multiple=True, metavar="FACT=VALUE", help=what
+    )

@@ -1,0 +1,80 @@
+"""`snapcask pull`: write an image to a directory."""
+
+from __future__ import annotations
+
+import click
+
+from snapcask.commands import display
+from snapcask.commands.options import (
+    facts_option,
+    json_option,
+    memory_option,
+    quiet_option,
+    store_option,
+)
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.argument("directory", metavar="DIR")
+@store_option
+@click.option("--member", metavar="NAME", help="Write this member only, as DIR itself.")
+@facts_option("A fact of the machine that the image is for, to choose among variants.")
+@click.option(
+    "--no-fsync", is_flag=True, help="Do not wait until all is on disk: not safe in a crash."
+)
+@memory_option
+@json_option
+@quiet_option
+def command(
+    reference: str,
+    directory: str,
+    store: str,
+    member: str | None,
+    facts: tuple[tuple[str, str], ...],
+    no_fsync: bool,
+    max_memory_bytes: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write the image REF to DIR, which is absent or empty: all of it, or nothing.
+
+    Prints the image's digest. The only member is DIR itself; several become directories in it.
+    """
+    from snapcask import api, render
+
+    with display.progress(quiet=quiet) as progress:
+        report = api.pull(
+            reference,
+            directory,
+            store=store,
+            member=member,
+            facts=dict(facts),
+            fsync=not no_fsync,
+            max_memory_bytes=max_memory_bytes,
+            progress=progress,
+        )
+    if as_json:
+        document = {
+            "digest": str(report.digest),
+            "directory": directory,
+            "logical_bytes": report.logical_bytes,
+            "fetched_bytes": report.fetched_bytes,
+            "chunks": report.chunks,
+            "files": report.files,
+            "seconds": render.rounded(report.seconds),
+            "warnings": list(report.warnings),
+        }
+        render.print_json(document)
+        return
+    print(report.digest)
+    if not quiet:
+        render.warn(report.warnings)
+        if render.on_terminal():
+            pairs = [
+                ("directory", render.one_line(directory)),
+                ("files", f"{report.files}, {render.human_bytes(report.logical_bytes)}"),
+                ("fetched", render.human_bytes(report.fetched_bytes)),
+                ("time", render.seconds_text(report.seconds)),
+            ]
+            render.print_lines(render.facts(pairs))

@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM: the first is raised where the command waits, the second ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """The user, or the system, wants the command to stop. Not to be caught but for clean-up."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+def install() -> None:
+    """Handle the signals from now on, but for those that the caller made us ignore (`nohup`)."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _first)
+
+
+def _first(number: int, frame: FrameType | None) -> None:
+    for each in _SIGNALS:
+        if signal.getsignal(each) is _first:
+            signal.signal(each, _again)
+    if sys.stderr.isatty():
+        os.write(2, b"\nsnapcask: stopping; once more ends it at once\n")
+    raise Interrupted(number)
+
+
+def _again(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)

@@ -1,0 +1,96 @@
+"""An event loop on a thread of its own, so that blocking calls work wherever they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """Runs coroutines one after the other. Close it, or use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_note)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="snapcask-loop", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end and return its result, or raise what it raises.
+
+        Where the wait is interrupted (Ctrl-C), `work` is cancelled and has cleaned up before the
+        interruption is raised; a second interruption is raised at once.
+        """
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                outcome.set_exception(asyncio.CancelledError())
+            elif (error := task.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(task.result())
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(settle)
+
+        def stop() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # interrupted before it began
+                work.close()
+                outcome.cancel()
+
+        try:
+            self._loop.call_soon_threadsafe(start)
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():
+                self._loop.call_soon_threadsafe(stop)
+                with suppress(BaseException):
+                    outcome.exception()
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and end the thread. Nothing may be running."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> LoopThread:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody waits for any more, such as the error of a task that was cancelled too late."""
+    _log.debug("%s: %r", context["message"], context.get("exception"))
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run one coroutine on a loop of its own. See `LoopThread.run`."""
+    with LoopThread() as loop:
+        return loop.run(work)

@@ -1,0 +1,368 @@
+"""Each verb of the command: what it does, what it prints, and its JSON document."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.snapcask.conftest import Call
+from tests.snapcask.support import command, contents, make_snapshot
+
+CONTENT_KEYS = {
+    "logical_bytes", "zero_bytes", "chunks", "distinct_chunks", "distinct_bytes", "chunk_histogram",
+}  # fmt: skip
+
+
+def test_a_snapshot_that_is_pushed_and_pulled_is_the_same(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    pushed = call("push", snapshot, "team/model:v1")
+    assert pushed.code == 0
+    assert pushed.err == ""
+    digest = pushed.out.strip()
+    assert digest.startswith("blake3:")
+    assert len(digest) == 71
+    pulled = call("pull", "team/model:v1", tmp_path / "out")
+    assert (pulled.code, pulled.out.strip()) == (0, digest)
+    assert contents(tmp_path / "out") == contents(snapshot)
+
+
+def test_init_records_how_trees_are_cut(call: Call, tmp_path: Path) -> None:
+    made = call(
+        "init", tmp_path / "s", "--page-bytes", "16K", "--pack-bytes", "8MiB", "--codec", "auto",
+        "--json",
+    )  # fmt: skip
+    assert made.document.keys() == {"store", "uuid", "page_bytes", "pack_bytes", "codec"}
+    shown = call("store", "--store", tmp_path / "s", "--json").document
+    for key in ("uuid", "page_bytes", "pack_bytes", "codec"):
+        assert shown[key] == made.document[key]
+    assert (shown["page_bytes"], shown["pack_bytes"], shown["codec"]) == (16384, 8 << 20, "auto")
+
+
+def test_init_keeps_chunks_raw_by_default(call: Call, store: Path) -> None:
+    assert call("store", "--json").document["codec"] == "raw"
+
+
+def test_a_second_init_is_refused_and_changes_nothing(call: Call, store: Path) -> None:
+    before = (store / "store.msgpack").read_bytes()
+    again = call("init", store, "--page-bytes", "64K")
+    assert again.code == 2
+    assert "already" in again.err
+    assert (store / "store.msgpack").read_bytes() == before
+
+
+def test_push_reports_what_is_new_and_what_is_reused(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    first = call("push", snapshot, "a:1", "--json").document
+    assert first.keys() >= {
+        "digest", "reference", "logical_bytes", "zero_bytes", "chunks", "new_bytes",
+        "reused_bytes", "stored_bytes", "metadata_bytes", "seconds", "warnings",
+    }  # fmt: skip
+    assert first["logical_bytes"] == (snapshot / "pages.img").stat().st_size + 100 + len("more")
+    assert first["new_bytes"] == first["logical_bytes"] - first["zero_bytes"]
+    assert first["reused_bytes"] == 0
+    assert first["stored_bytes"] == first["new_bytes"]
+    assert first["zero_bytes"] >= 39 * 4096
+    assert sum(v for k, v in first["seconds"].items() if k != "total") == pytest.approx(
+        first["seconds"]["total"], abs=1e-4
+    )
+    again = call("push", snapshot, "a:2", "--json").document
+    assert again["digest"] == first["digest"]
+    assert (again["new_bytes"], again["stored_bytes"], again["metadata_bytes"]) == (0, 0, 0)
+    other = call("push", make_snapshot(tmp_path / "other", 2), "b:1", "--json").document
+    assert 0 < other["new_bytes"] < other["reused_bytes"]
+
+
+def test_members_come_from_directories_and_from_the_store(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    other = make_snapshot(tmp_path / "other", 2)
+    assert call("push", snapshot, "one:1", "--fact", "gpu.count=8").code == 0
+    two = call("push", "--member", f"x={snapshot}", "--member", f"y={other}", "two:1")
+    assert two.code == 0
+    made = call(
+        "push", "all:1", "--member", "r0=@one:1", "--member", "r1=@two:1#y", "--member",
+        f"r2={other}", "--role", "r0=rank", "--mount-path", "r1=/data", "--json",
+    )  # fmt: skip
+    assert made.document["new_bytes"] == 0
+    members = call("inspect", "all:1", "--json").document["members"]
+    assert [m["name"] for m in members] == ["r0", "r1", "r2"]
+    assert members[0]["role"] == "rank"
+    assert members[0]["provenance"] == {"gpu.count": "8"}
+    assert members[1]["mount_path"] == "/data"
+    assert members[1]["tree"] == members[2]["tree"] != members[0]["tree"]
+    assert call("pull", "all:1", tmp_path / "out").code == 0
+    assert contents(tmp_path / "out" / "r0") == contents(snapshot)
+    assert call("pull", "all:1", tmp_path / "r1", "--member", "r1").code == 0
+    assert contents(tmp_path / "r1") == contents(other)
+
+
+def test_an_image_of_several_members_is_no_member_itself(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    call("push", "two:1", "--member", f"x={snapshot}", "--member", f"y={snapshot}")
+    made = call("push", "all:1", "--member", "r0=@two:1")
+    assert made.code == 2
+    assert "x, y" in made.err
+
+
+def test_annotations_rules_and_host_facts_are_recorded(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    plain = call("push", snapshot, "a:1").out
+    call("push", snapshot, "a:2", "--annotation", "k=a=b", "--require", "gpu.driver>=580.1")
+    found = call("inspect", "a:2", "--json").document
+    assert found["annotations"] == {"k": "a=b"}
+    assert found["require"] == ["gpu.driver>=580.1"]
+    assert call("push", snapshot, "a:3", "--record-host").out != plain
+    provenance = call("inspect", "a:3", "--json").document["members"][0]["provenance"]
+    assert provenance.keys() >= {"cpu.arch", "kernel.release"}
+
+
+def test_special_files_are_refused_by_name_or_skipped_with_a_warning(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    os.mkfifo(snapshot / "pipe")
+    refused = call("push", snapshot, "a:1")
+    assert refused.code == 2
+    assert "pipe" in refused.err
+    assert call("ls", "--json").document == {"references": []}
+    skipped = call("push", snapshot, "a:1", "--skip-special")
+    assert skipped.code == 0
+    assert "fifo" in skipped.err
+    assert call("push", snapshot, "a:1", "--skip-special", "-q").err == ""
+    assert call("push", snapshot, "a:1", "--skip-special", "--json").document["warnings"]
+
+
+def test_pull_reports_what_it_fetched(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    pushed = call("push", snapshot, "a:1", "--json").document
+    found = call("pull", "a:1", tmp_path / "out", "--json", "--no-fsync").document
+    assert found.keys() >= {"digest", "logical_bytes", "fetched_bytes", "seconds"}
+    assert found["digest"] == pushed["digest"]
+    assert found["logical_bytes"] == pushed["logical_bytes"]
+    assert found["fetched_bytes"] >= pushed["new_bytes"]
+
+
+def test_images_are_named_by_tag_digest_and_beginning_of_a_digest(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    digest = call("push", snapshot, "a").out.strip()
+    for reference in ("a", "a:latest", digest, f"a@{digest}", digest[:15]):
+        assert call("inspect", reference, "--json").document["digest"] == digest
+
+
+def test_inspect_of_an_image_tells_how_it_is_stored(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    pushed = call("push", snapshot, "a:1", "--json").document
+    found = call("inspect", "a:1", "--json").document
+    assert found["kind"] == "image"
+    assert found.keys() >= CONTENT_KEYS
+    for key in ("digest", "logical_bytes", "zero_bytes", "chunks"):
+        assert found[key] == pushed[key]
+    assert sum(b["chunks"] for b in found["chunk_histogram"]) == found["chunks"]
+    (member,) = found["members"]
+    assert member["name"] == "main"
+    assert member["packs"] == 1
+    assert member["stored_bytes"] == pushed["stored_bytes"]
+    assert member["entry_counts"] == {"directory": 1, "file": 5, "symlink": 1}
+    by_path = {entry["path"]: entry for entry in member["entries"]}
+    assert by_path["link"]["target"] == "sub/more"
+    assert by_path["pages.img"]["size_bytes"] == (snapshot / "pages.img").stat().st_size
+    assert by_path["pages.img"]["data_bytes"] == found["distinct_bytes"] - 104
+    text = call("inspect", "a:1")
+    assert text.code == 0
+    assert "pages.img" in text.out
+
+
+def test_inspect_of_a_directory_sees_what_a_push_would(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    found = call("inspect", snapshot, "--json").document
+    assert found["kind"] == "directory"
+    assert found["criu"] is None
+    pushed = call("push", snapshot, "a:1", "--json").document
+    stored = call("inspect", "a:1", "--json").document
+    assert {key: found[key] for key in CONTENT_KEYS} == {key: stored[key] for key in CONTENT_KEYS}
+    assert found["entries"] == stored["members"][0]["entries"]
+    assert found["logical_bytes"] == pushed["logical_bytes"]
+
+
+def test_inspect_of_a_directory_needs_no_store(
+    call: Call, snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SNAPCASK_STORE", raising=False)
+    assert call("inspect", snapshot).code == 0
+    assert call("inspect", "a:1").code == 2
+
+
+def test_ls_shows_references_and_all_of_them_with_all(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    digest = call("push", snapshot, "b:1").out.strip()
+    call("push", snapshot, "a/x:2")
+    call("push", snapshot, "gone:1")
+    call("rm", "gone:1")
+    listed = call("ls", "--json").document["references"]
+    assert [one["reference"] for one in listed] == ["a/x:2", "b:1"]
+    assert listed[1]["digest"] == digest
+    assert listed[1]["target_kind"] == "image"
+    assert listed[1]["members"] == 1
+    assert listed[1]["logical_bytes"] > 2 << 20
+    everything = call("ls", "--all", "--json").document["references"]
+    assert [one["target_kind"] for one in everything] == ["image", "image", "none"]
+    text = call("ls").out.splitlines()
+    assert text[0].split() == ["REFERENCE", "DIGEST", "KIND", "AGE", "SIZE", "ZEROS"]
+    assert text[1].startswith("a/x:2")
+
+
+def test_ls_goes_on_where_an_image_is_lost(call: Call, store: Path, snapshot: Path) -> None:
+    digest = call("push", snapshot, "a:1").out.strip()
+    (store / "images" / digest.removeprefix("blake3:")).unlink()
+    listed = call("ls")
+    assert listed.code == 0
+    assert "a:1" in listed.out
+    assert "does not exist" in listed.err
+    assert call("ls", "--json").document["references"][0]["problem"]
+
+
+def test_tag_points_a_second_reference_at_an_image(call: Call, store: Path, snapshot: Path) -> None:
+    digest = call("push", snapshot, "a:1").out.strip()
+    done = call("tag", "a:1", "b/c:prod", "--json").document
+    assert done == {
+        "reference": "b/c:prod",
+        "digest": digest,
+        "target_kind": "image",
+        "changed": True,
+    }
+    assert call("tag", digest[:20], "b/c:prod", "--json").document["changed"] is False
+    assert call("inspect", "b/c:prod", "--json").document["digest"] == digest
+
+
+def test_rm_deletes_the_reference_says_that_it_frees_nothing_and_keeps_the_image(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    digest = call("push", snapshot, "a:1").out.strip()
+    removed = call("rm", "a:1")
+    assert removed.code == 0
+    assert "frees no bytes" in removed.out
+    assert digest in removed.out
+    assert call("inspect", "a:1").code == 4
+    assert call("rm", "a:1").code == 4
+    assert call("tag", digest, "a:1").code == 0
+    assert call("rm", "a:1", "--json").document == {
+        "reference": "a:1",
+        "digest": digest,
+        "target_kind": "image",
+        "freed_bytes": 0,
+    }
+
+
+def test_diff_names_the_files_that_changed_and_the_bytes_that_are_shared(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    call("push", snapshot, "a:1")
+    (snapshot / "sub" / "more").write_bytes(b"less")
+    (snapshot / "small.img").chmod(0o600)
+    (snapshot / "new").write_bytes(b"new")
+    (snapshot / "empty").unlink()
+    call("push", snapshot, "a:2")
+    found = call("diff", "a:1", "a:2", "--json").document
+    changes = {one["path"]: one["change"] for one in found["changes"]}
+    assert changes.pop("", "metadata") == "metadata"
+    assert changes == {
+        "sub/more": "content",
+        "small.img": "metadata",
+        "sub/small-again": "metadata",
+        "new": "added",
+        "empty": "removed",
+    }
+    assert (found["only_before_bytes"], found["only_after_bytes"]) == (4, 7)
+    assert found["shared_bytes"] > 2 << 20
+    lines = call("diff", "a:1", "a:2").out.splitlines()
+    assert "M sub/more (4 B)" in lines
+    assert "+ new (3 B)" in lines
+    same = call("diff", "a:1", "a:1", "--json").document
+    assert same["changes"] == []
+    assert same["only_before_bytes"] == same["only_after_bytes"] == 0
+
+
+def test_verify_of_a_sound_store_reads_everything_back(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    pushed = call("push", snapshot, "a:1", "--json").document
+    found = call("verify", "--all", "--json")
+    assert found.code == 0
+    assert found.document["sound"] is True
+    assert found.document["chunks"] == pushed["chunks"]
+    assert call("verify", "a:1").out.startswith("all is well")
+
+
+def test_verify_names_the_damaged_chunk_and_the_file_that_is_lost(
+    call: Call, store: Path, snapshot: Path
+) -> None:
+    call("push", snapshot, "a:1")
+    (pack,) = (store / "packs").glob("*/*")
+    with pack.open("r+b") as file:
+        file.seek(1 << 20)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    found = call("verify", "a:1", "--json")
+    assert found.code == 6
+    (damage,) = found.document["damages"]
+    assert damage["kind"] == "chunk"
+    assert damage["pack"] == pack.name
+    assert damage["files"]
+    text = call("verify", "--all")
+    assert text.code == 6
+    assert damage["files"][0]["path"] in text.out
+
+
+def test_variants_choose_the_first_image_that_fits_the_machine(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    other = make_snapshot(tmp_path / "other", 2)
+    call("push", snapshot, "m:h100", "--require", "gpu.products=H100")
+    b200 = call("push", other, "m:b200", "--require", "gpu.products=B200").out
+    listed = call("variants", "m:any", "m:h100", "m:b200", "--json").document
+    assert listed["target_kind"] == "variants"
+    assert call("pull", "m:any", tmp_path / "o", "--fact", "gpu.products=B200").out == b200
+    nothing = call("pull", "m:any", tmp_path / "p", "--fact", "gpu.products=A100")
+    assert nothing.code == 2
+    assert "A100" in nothing.err
+    assert not (tmp_path / "p").exists()
+    found = call("inspect", "m:any", "--json").document
+    assert found["kind"] == "variants"
+    assert [one["digest"] for one in found["images"]][1] == b200.strip()
+    assert call("ls", "--json").document["references"][0]["variants"] == 2
+    assert call("tag", "m:any", "n:1", "--json").document["target_kind"] == "variants"
+    assert call("variants", "m:2", "m:any").code == 2
+    assert call("variants", "m:2", "m:b200", "m:b200").code == 2
+
+
+def test_index_rebuild_finds_all_chunks_again(call: Call, store: Path, snapshot: Path) -> None:
+    call("push", snapshot, "a:1")
+    for segment in (store / "index").iterdir():
+        segment.unlink()
+    rebuilt = call("index", "rebuild", "--json").document
+    assert rebuilt["packs"] == 1
+    assert rebuilt["unreadable"] == []
+    assert call("push", snapshot, "a:2", "--json").document["new_bytes"] == 0
+
+
+def test_the_whole_job_works_in_processes_of_their_own(tmp_path: Path) -> None:
+    snapshot, store = make_snapshot(tmp_path / "s"), str(tmp_path / "store")
+    environment = {"SNAPCASK_STORE": store}
+    assert command("init", f"file://{store}").code == 0
+    pushed = command("push", snapshot, "a:1", env=environment)
+    assert pushed.code == 0
+    assert pushed.err == ""
+    pulled = command("pull", "a:1", "out", "--json", env=environment, cwd=tmp_path)
+    assert pulled.document["digest"] == pushed.out.strip()
+    assert contents(tmp_path / "out") == contents(snapshot)

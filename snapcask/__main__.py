@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except interrupts.Interrupted as interruption:
         return _failed("interrupted", 128 + interruption.signal_number)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
 
 
@@ -49,13 +49,13 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with verbs.make_context(NAME, arguments or ["--help"]) as context:
-            code = verbs.invoke(context)
+        try:
+            with verbs.make_context(NAME, arguments or ["--help"]) as context:
+                code = verbs.invoke(context)
+        except click.exceptions.Exit as end:
+            code = end.exit_code
         sys.stdout.flush()
         return code or 0
-    except click.exceptions.Exit as end:
-        sys.stdout.flush()
-        return end.exit_code
     except click.ClickException as error:
         return _failed(_usage(error), exit_code_of(ErrorKind.INVALID_INPUT))
     except ImageError as error:
@@ -67,6 +67,8 @@ def _run(arguments: list[str]) -> int:
         from transfer.oserrors import printable, translate
 
         _trace()
+        if error.filename is None:
+            _discard_output()
         translated = translate(error, printable(error.filename or "standard output"))
         return _failed(str(translated), exit_code_of(translated.kind))
     except Exception as error:
@@ -83,6 +85,11 @@ def _usage(error: click.ClickException) -> str:
     return f"{error.format_message().rstrip('.')}; `{path} --help` tells more"
 
 
+def _discard_output() -> None:
+    """Let what is still to be printed go nowhere: the interpreter would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _trace() -> None:
     """Show where an error comes from to those who asked for it."""
     if os.environ.get("SNAPCASK_DEBUG", "0") not in ("", "0"):
@@ -93,7 +100,9 @@ def _trace() -> None:
 
 def _failed(message: str, code: int) -> int:
     """Print one line whatever the message holds."""
-    print(f"{NAME}: error: {' '.join(message.split())}", file=sys.stderr)
+    from snapcask.render import sentence
+
+    print(f"{NAME}: error: {sentence(message)}", file=sys.stderr)
     return code
 
 

@@ -30,6 +30,7 @@ from transfer.pull import pull as pull_image
 from transfer.push import PushReport
 from transfer.push import push as push_image
 from transfer.reader import open_reader
+from transfer.store.posix import PosixStore
 from transfer.store.url import open_store
 from transfer.verify import VerifyReport, verify_all
 from transfer.verify import verify as verify_images
@@ -51,22 +52,25 @@ async def init_store(
     *,
     page_bytes: int | None = None,
     pack_bytes: int | None = None,
-    codec: str = NewChunks.RAW,
+    codec: str | None = None,
 ) -> StoreRecord:
     """Make a directory a store, and the directory too; returns what was recorded.
 
     New trees are cut at pages of `page_bytes` (4096 by default, 16384 or 65536), and packs closed
-    at about `pack_bytes` (64 MiB). `codec` is how new chunks are stored: "raw", "zstd", or "auto"
-    for zstd where a sample gains 1.4 times. Raises InvalidInput if it is a store already.
+    at about `pack_bytes` (64 MiB). `codec` is how new chunks are stored: "raw", the default in a
+    directory, "zstd", or "auto" for zstd where a sample gains 1.4 times. Raises InvalidInput if it
+    is a store already.
     """
     given = {"page_bytes": page_bytes, "pack_bytes": pack_bytes}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    record = StoreRecord(
-        uuid=secrets.token_bytes(16), concurrent_writers=True, codec=_codec(codec), **chosen
-    )
     store = open_store(os.fspath(url))
     try:
-        return await init_catalog(store, record)
+        if codec is not None:
+            chosen["codec"] = _codec(codec)
+        elif isinstance(store, PosixStore):
+            chosen["codec"] = NewChunks.RAW
+        uuid = secrets.token_bytes(16)
+        return await init_catalog(store, StoreRecord(uuid, concurrent_writers=True, **chosen))
     finally:
         store.close()
 
@@ -92,10 +96,8 @@ async def push(
     `require` has rules about the machine that may use the image: "fact=value", "fact>=1.2" or
     "fact~=a,b". `facts` are recorded of each directory beside those that it tells itself, and
     with `record_host` those of this machine. Sockets, fifos and devices are refused unless
-    `skip_special`. All buffers together take `max_memory_bytes`.
-
-    Raises Conflict if a file, or the reference, changes meanwhile: what was stored is found again
-    by the next push then.
+    `skip_special`. All buffers together take `max_memory_bytes`. Raises Conflict if a file or the
+    reference changes meanwhile; the next push finds what was stored.
     """
     config = transfer_config(max_memory_bytes)
     async with opened(store, write=True) as catalog:

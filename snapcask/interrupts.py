@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,7 +28,7 @@ def _first(number: int, frame: FrameType | None) -> None:
     for each in _SIGNALS:
         if signal.getsignal(each) is _first:
             signal.signal(each, _again)
-    if sys.stderr.isatty():
+    if os.isatty(2):
         os.write(2, b"\nsnapcask: stopping; once more ends it at once\n")
     raise Interrupted(number)
 

@@ -74,10 +74,16 @@ def print_lines(lines: Iterable[str]) -> None:
         print(line)
 
 
+def sentence(message: str) -> str:
+    """A message on one line, and nothing in it that a terminal would obey."""
+    words = " ".join(message.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+
+
 def warn(messages: Iterable[str]) -> None:
     """Print warnings to standard error, a line each."""
     for message in messages:
-        print(f"snapcask: warning: {' '.join(message.split())}", file=sys.stderr)
+        print(f"snapcask: warning: {sentence(message)}", file=sys.stderr)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:

@@ -74,24 +74,13 @@ async def push_request(
     sources = _sources(directory, members)
     host = host_facts() if record_host else {}
     described = await _describe(sources)
-    directories = [
-        DirectorySource(
-            name,
-            os.fspath(source.directory),
-            source.role,
-            source.mount_path,
-            {**host, **described[name].facts, **facts, **source.facts},
-        )
-        for name, source in sources.items()
-        if source.directory is not None
-    ]
     stored = [
         await _stored(catalog, name, source)
         for name, source in sources.items()
         if source.image is not None
     ]
     request = PushRequest(
-        directories,
+        [_from_directory(name, sources[name], host, described[name], facts) for name in described],
         stored,
         None if reference is None else parse_name_tag(reference),
         dict(annotations),
@@ -123,6 +112,20 @@ async def _describe(sources: Mapping[str, MemberSource]) -> dict[str, DirectoryF
                 path = os.fspath(source.directory)
                 described[name] = await threads.run(lambda path=path: describe_directory(path))  # type: ignore[misc]
     return described
+
+
+def _from_directory(
+    name: str,
+    source: MemberSource,
+    host: Mapping[str, str],
+    described: DirectoryFacts,
+    facts: Mapping[str, str],
+) -> DirectorySource:
+    """Facts: those of the host, of the directory itself, given for all and for this one."""
+    assert source.directory is not None
+    known = {**host, **described.facts, **facts, **source.facts}
+    path = os.fspath(source.directory)
+    return DirectorySource(name, path, source.role, source.mount_path, known)
 
 
 async def _stored(catalog: Catalog, name: str, source: MemberSource) -> Member:

@@ -190,14 +190,13 @@ async def _protect(
     """
     settled: set[bytes] = set()
     for _ in range(_MAX_ROUNDS):
-        if raw is not None:
-            await catalog.store.put(layout.image_key(target), [raw])
-        needs = await _needs_of(catalog, target, raw)
         settled_before = len(settled)
+        needs = await _needs_of(catalog, target, raw)
         await _settle(catalog, target, needs, await read_doomed(catalog), settled)
-        if len(settled) == settled_before:
-            await _check_exist(catalog, target, needs)
-            await _settle(catalog, target, needs, await read_doomed(catalog), settled)
+        if raw is not None:  # not before: a deletion that was decided could still take it
+            await catalog.store.put(layout.image_key(target), [raw])
+        await _check_exist(catalog, target, needs)
+        await _settle(catalog, target, needs, await read_doomed(catalog), settled)
         if len(settled) == settled_before and lease.is_fresh:
             return needs.kind
         if not lease.is_fresh:

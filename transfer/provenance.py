@@ -133,7 +133,7 @@ def _size_bytes(root: bytes, name: str) -> int:
 
 
 def _read(root: bytes, name: str, limit_bytes: int, *, whole: bool) -> bytes:
-    """At most `limit_bytes` from the start of a regular file; a longer one is refused if `whole`."""
+    """The first `limit_bytes` of a regular file at most; a longer one is refused if `whole`."""
     path = root + b"/" + os.fsencode(name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -24,6 +24,10 @@ VERBS = {
     "variants": "Make a list of images to choose from by machine.",
     "index": "Maintain the index of chunks.",
     "store": "Show how a store is set up and what it holds.",
+    "prefetch": "Have an image in the cache of this node.",
+    "mount": "Mount an image of the cache, read-only.",
+    "umount": "Undo a mount.",
+    "cache": "Look after the cache of this node.",
 }
 
 

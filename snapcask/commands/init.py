@@ -18,8 +18,9 @@ from snapcask.commands.options import byte_size, json_option, quiet_option
     help="Where a pack is closed.  [default: 64MiB]",
 )  # fmt: skip
 @click.option(
-    "--codec", type=click.Choice(["raw", "zstd", "auto"]), default="raw", show_default=True,
-    help="How new chunks are stored; auto is zstd where a sample gains 1.4 times.",
+    "--codec", type=click.Choice(["raw", "zstd", "auto"]),
+    help="How new chunks are stored; auto is zstd where a sample gains 1.4 times.  [default: raw in"
+    " a directory]",
 )  # fmt: skip
 @json_option
 @quiet_option
@@ -27,7 +28,7 @@ def command(
     store: str,
     page_bytes: int | None,
     pack_bytes: int | None,
-    codec: str,
+    codec: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -45,6 +46,34 @@ def store_option(function: F) -> F:
         "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True, callback=_needed,
         help="Directory or file:// URL of the store.",
     )(function)  # fmt: skip
+
+
+def optional_store_option(function: F) -> F:
+    """`--store` where a digest will do."""
+    return click.option(
+        "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True,
+        help="Directory or file:// URL of the store, where REF is a name.",
+    )(function)  # fmt: skip
+
+
+def cache_options(function: F) -> F:
+    """`--cache` and what it may be, as one argument `cache`."""
+
+    @functools.wraps(function)
+    def with_cache(*args: Any, cache: str, allow_root_filesystem: bool, **kwargs: Any) -> Any:
+        from snapcask.caches import CacheOptions
+
+        return function(*args, cache=CacheOptions(cache, allow_root_filesystem), **kwargs)
+
+    allowed = click.option(
+        "--allow-root-filesystem", is_flag=True, envvar="SNAPCASK_ALLOW_ROOT_FILESYSTEM",
+        help="Let the cache lie on the root filesystem.",
+    )(with_cache)  # fmt: skip
+    placed = click.option(
+        "--cache", metavar="DIR", envvar="SNAPCASK_CACHE", show_envvar=True,
+        default="/var/lib/snapcask", show_default=True, help="The cache of this node.",
+    )(allowed)  # fmt: skip
+    return cast(F, placed)
 
 
 def json_option(function: F) -> F:

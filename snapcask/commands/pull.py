@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from snapcask.commands import display
@@ -12,6 +14,9 @@ from snapcask.commands.options import (
     quiet_option,
     store_option,
 )
+
+if TYPE_CHECKING:
+    from transfer.pull import PullReport
 
 
 @click.command()
@@ -41,7 +46,7 @@ def command(
 
     Prints the image's digest. The only member is DIR itself; several become directories in it.
     """
-    from snapcask import api, render
+    from snapcask import api
 
     with display.progress(quiet=quiet) as progress:
         report = api.pull(
@@ -54,6 +59,12 @@ def command(
             max_memory_bytes=max_memory_bytes,
             progress=progress,
         )
+    _print(report, directory, as_json=as_json, quiet=quiet)
+
+
+def _print(report: PullReport, directory: str, *, as_json: bool, quiet: bool) -> None:
+    from snapcask import render
+
     if as_json:
         document = {
             "digest": str(report.digest),

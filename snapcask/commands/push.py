@@ -72,8 +72,7 @@ def command(
     """
     from snapcask import api, render
 
-    n_needed = 1 if members else 2
-    if len(operands) != n_needed:
+    if len(operands) != (1 if members else 2):
         wanted = "NAME:TAG alone with --member" if members else "DIR and NAME:TAG"
         raise click.UsageError(f"expected {wanted}, got {len(operands)} arguments")
     sources = _sources(members or (("main", operands[0]),), dict(roles), dict(mount_paths))

@@ -67,9 +67,9 @@ def _verdict(report: VerifyReport) -> str:
 
 
 def _damage_lines(damage: Damage) -> list[str]:
-    from snapcask.render import one_line
+    from snapcask.render import one_line, sentence
 
-    lines = [f"damaged {damage.kind}: {' '.join(damage.reason.split())}"]
+    lines = [f"damaged {damage.kind}: {sentence(damage.reason)}"]
     lines += [
         f"  lost: {one_line(file.path)} of member {file.member}, image {file.image.short}"
         for file in damage.files

@@ -22,6 +22,8 @@ VERBS = {
     "diff": "Show how two images differ, and what they share.",
     "verify": "Read images back and check every chunk.",
     "variants": "Make a list of images to choose from by machine.",
+    "doctor": "Check a store and this machine, and say what limits a transfer.",
+    "cp": "Copy an image to another store.",
     "index": "Maintain the index of chunks.",
     "store": "Show how a store is set up and what it holds.",
     "prefetch": "Have an image in the cache of this node.",

@@ -19,6 +19,8 @@ ENTRY_BYTES = 8 + 4 + 2
 CANDIDATES_PER_NAME = 64
 """How many entries `find` gives for one name at most, so that a bad segment can't flood it."""
 
+_MERGED_AT_ONCE = 250_000
+
 LAYOUT = Layout(
     "index",
     (
@@ -84,28 +86,40 @@ def decode(raw: Octets, what: str) -> IndexSegment:
 
 def build(packs: Sequence[PackTable]) -> IndexSegment:
     """The segment of all chunks of these packs."""
-    rows = [np.arange(len(pack), dtype="u2") for pack in packs]
-    return _sorted(
-        _names(packs),
+    names, place_of = _distinct([_names(packs)])
+    n_entries = [len(pack) for pack in packs]
+    columns = (
         _joined([_keys(pack.names) for pack in packs], "u8"),
-        np.repeat(np.arange(len(packs), dtype="u4"), [len(pack) for pack in packs]),
-        _joined(rows, "u2"),
+        np.repeat(place_of[0], n_entries),
+        _joined([np.arange(n, dtype="u2") for n in n_entries], "u2"),
     )
+    return IndexSegment(names, *_ordered(*columns))
 
 
 def merge(segments: Sequence[IndexSegment]) -> IndexSegment:
-    """The union: an entry that several segments have is in it once."""
-    first_pack = np.cumsum([0, *(len(segment.packs) for segment in segments)])
-    entry_packs = [
-        segment.entry_pack + np.uint32(first)
-        for segment, first in zip(segments, first_pack, strict=False)
-    ]
-    packs = [segment.packs for segment in segments]
-    return _sorted(
-        np.concatenate(packs) if packs else np.zeros((0, PACK_NAME_BYTES), "u1"),
-        _joined([segment.key for segment in segments], "u8"),
-        _joined(entry_packs, "u4"),
-        _joined([segment.entry_row for segment in segments], "u2"),
+    """The union: an entry that several segments have is in it once.
+
+    Goes through the keys range by range, so that it takes little more memory than the result.
+    """
+    names, place_of = _distinct([segment.packs for segment in segments])
+    n_ranges = 1 + sum(map(len, segments)) // _MERGED_AT_ONCE
+    bounds = np.array([(i << 64) // n_ranges for i in range(1, n_ranges)], dtype="u8")
+    ends = [[*np.searchsorted(s.key, bounds).tolist(), len(s)] for s in segments]
+    starts = [0] * len(segments)
+    ranges = []
+    for stops in zip(*ends, strict=True):
+        within_range = [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        parts = list(zip(segments, place_of, within_range, strict=True))
+        columns = (
+            np.concatenate([segment.key[here] for segment, _, here in parts]),
+            np.concatenate([place[segment.entry_pack[here]] for segment, place, here in parts]),
+            np.concatenate([segment.entry_row[here] for segment, _, here in parts]),
+        )
+        ranges.append(_ordered(*columns))
+        starts = list(stops)
+    key, entry_pack, entry_row = zip(*ranges, strict=True) if ranges else ((), (), ())
+    return IndexSegment(
+        names, _joined(key, "u8"), _joined(entry_pack, "u4"), _joined(entry_row, "u2")
     )
 
 
@@ -127,17 +141,24 @@ def find(segment: IndexSegment, names: U1) -> tuple[Indices, U4, U2]:
     return np.repeat(present, n_found), segment.entry_pack[entry], segment.entry_row[entry]
 
 
-def _sorted(packs: U1, key: U8, entry_pack: Array, entry_row: U2) -> IndexSegment:
-    """The one segment with these entries: packs ascending and distinct, entries distinct."""
-    packs, position = np.unique(packs, axis=0, return_inverse=True)
-    place = position.reshape(-1).astype("u8")[entry_pack] * np.uint64(MAX_CHUNKS) + entry_row
+def _distinct(lists: Sequence[U1]) -> tuple[U1, list[U4]]:
+    """The packs of all lists, ascending and each once; for each list where its packs are there."""
+    joined = np.concatenate([np.zeros((0, PACK_NAME_BYTES), "u1"), *lists])
+    packs, position = np.unique(joined, axis=0, return_inverse=True)
+    ends = np.cumsum([len(names) for names in lists], dtype="i8")
+    return packs, np.split(position.reshape(-1).astype("u4"), ends)[: len(lists)]
+
+
+def _ordered(key: U8, entry_pack: U4, entry_row: U2) -> tuple[U8, U4, U2]:
+    """The same entries by key, pack and row, each once."""
+    place = entry_pack.astype("u8") * np.uint64(MAX_CHUNKS) + entry_row
     order = np.lexsort((place, key))
     key, place = key[order], place[order]
     is_new = np.ones(len(key), bool)
     is_new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])
     key, place = key[is_new], place[is_new]
     entry_pack, row = np.divmod(place, np.uint64(MAX_CHUNKS))
-    return IndexSegment(packs, key, entry_pack.astype("u4"), row.astype("u2"))
+    return key, entry_pack.astype("u4"), row.astype("u2")
 
 
 def _keys(names: U1) -> U8:

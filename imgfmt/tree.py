@@ -199,7 +199,7 @@ def _blob(parts: Sequence[bytes]) -> U8:
 
 
 class Tree:
-    """A checked tree. Columns are views of the bytes it was made from.
+    """A checked tree. Columns are views of `raw`, the bytes it was made from.
 
     Raises InvalidImage (breaks SPEC.md), Unsupported (newer version or profile).
     """
@@ -207,6 +207,7 @@ class Tree:
     def __init__(self, raw: Octets, what: str) -> None:
         table = wire.decode_table(raw, LAYOUT, what)
         head = table.head
+        self.raw = raw
         self.what = what
         self.columns = table.columns
         self.profile = _profile(head)

@@ -19,16 +19,27 @@ from imgfmt.placement import Placement
 from imgfmt.reference import ImageRef, TargetKind
 from imgfmt.store_record import StoreRecord
 from imgfmt.tree import Tree
-from transfer.store.base import Store
+from transfer.store.base import Probed, Store
 
 
 async def init_store(store: Store, record: StoreRecord) -> StoreRecord:
     """Set up `store` by `record`. Raises InvalidInput if it is one already, or can't be one.
 
-    Tries exclusive creation first, which keeps two writers apart.
+    Tries first what keeps two writers apart.
     """
     if await store.facts(layout.STORE_KEY) is not None:
         raise InvalidInput(f"{store.url} is a snapcask store already; nothing was changed")
+    if isinstance(store, Probed):
+        await store.probe()
+    else:
+        await probe_creation(store)
+    if not await store.create(layout.STORE_KEY, [record.encode()]):
+        raise Conflict(f"{store.url} was set up by someone else meanwhile")
+    return record
+
+
+async def probe_creation(store: Store) -> None:
+    """Raise InvalidInput unless a key is created once only."""
     probe = f"{layout.TMP}probe-{secrets.token_hex(8)}"
     try:
         answers = [await store.create(probe, [b"probe"]) for _ in range(2)]
@@ -38,9 +49,6 @@ async def init_store(store: Store, record: StoreRecord) -> StoreRecord:
         raise InvalidInput(
             f"{store.url} does not honour exclusive creation; use another filesystem"
         )
-    if not await store.create(layout.STORE_KEY, [record.encode()]):
-        raise Conflict(f"{store.url} was set up by someone else meanwhile")
-    return record
 
 
 @dataclass(frozen=True, slots=True)

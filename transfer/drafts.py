@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +12,21 @@ from imgfmt import layout, placement
 from imgfmt.chunking import Profile
 from imgfmt.codec import decode_into
 from imgfmt.digest import Digest, Octets, raw_digest
-from imgfmt.errors import CorruptData
+from imgfmt.errors import Conflict, CorruptData, NotFound
 from imgfmt.image import Member
 from imgfmt.placement import Placement
 from imgfmt.tree import Tree, build_tree
 from transfer.catalog import Catalog
 from transfer.contents import ChunkPlaces, ContentRecorder
+from transfer.execute import each
+from transfer.known import N_LOOKERS, KnownChunks
 from transfer.oserrors import printable, translate
 from transfer.scan import Listing, changed
 
 
 @dataclass(slots=True)
 class Draft:
-    """One member. `pieces` are its tree's bytes, None where the tree is in the store already.
+    """One member. `pieces` are its tree's bytes.
 
     `read_chunk` gives a chunk's verified plain bytes by its number, for storing it once more.
     """
@@ -33,7 +35,7 @@ class Draft:
     logical_bytes: int
     zero_bytes: int
     places: ChunkPlaces
-    pieces: list[Octets] | None
+    pieces: list[Octets]
     read_chunk: Callable[[int], Awaitable[bytes]]
 
     @property
@@ -86,14 +88,17 @@ def draft_of_listing(
     )
 
 
-async def draft_of_member(
-    catalog: Catalog, member: Member, number_of: Callable[[bytes], int]
-) -> Draft:
-    """The draft of a member that is in the store already."""
+async def draft_of_member(catalog: Catalog, member: Member, known: KnownChunks) -> Draft:
+    """The draft of a member that is in the store already.
+
+    Raises NotFound if something of it is gone; `read_chunk` raises Conflict if it goes meanwhile.
+    """
     content = await catalog.content(member.tree)
     tree, placed = content.tree, content.placement
-    located = placement.locate(placed, tree.chunk_bytes, tree.profile.page_bytes)
-    numbers = np.array([number_of(name.tobytes()) for name in placed.packs], dtype=np.uint32)
+    located = placement.locate(placed, tree.chunk_bytes, catalog.record.page_bytes)
+    names = [name.tobytes() for name in placed.packs]
+    await _check_exist(catalog, names, member)
+    numbers = np.array([known.number(name) for name in names], dtype=np.uint32)
     places = ChunkPlaces(
         tree.chunk_digest,
         numbers[located.pack] if len(numbers) else located.pack,
@@ -102,19 +107,31 @@ async def draft_of_member(
         located.codec,
     )
 
-    async def read(number: int) -> bytes:
-        stored = bytearray(int(located.stored_bytes[number]))
-        name = placed.packs[int(located.pack[number])].tobytes()
-        await catalog.store.read_into(
-            layout.pack_key(name), int(located.offset[number]), memoryview(stored)
-        )
+    async def read_chunk(number: int) -> bytes:
+        stored = bytearray(int(places.stored_bytes[number]))
+        name = known.names[int(places.pack[number])]
+        key = layout.pack_key(name)
+        try:
+            await catalog.store.read_into(key, int(places.offset[number]), memoryview(stored))
+        except NotFound as error:
+            what = catalog.named(f"member {member.name}")
+            raise Conflict(f"{what} was collected meanwhile; push its directory again") from error
         plain = bytearray(int(tree.chunk_bytes[number]))
-        decode_into(int(located.codec[number]), stored, memoryview(plain))
+        decode_into(int(places.codec[number]), stored, memoryview(plain))
         if raw_digest([plain]) != tree.chunk_digest[number].tobytes():
             raise CorruptData(f"{catalog.named(f'pack {name.hex()}')} has a chunk that is damaged")
         return bytes(plain)
 
-    return Draft(member, tree.logical_bytes, tree.zero_bytes, places, None, read)
+    return Draft(member, tree.logical_bytes, tree.zero_bytes, places, [tree.raw], read_chunk)
+
+
+async def _check_exist(catalog: Catalog, packs: Sequence[bytes], member: Member) -> None:
+    async def look(name: bytes) -> None:
+        if await catalog.store.facts(layout.pack_key(name)) is None:
+            what = catalog.named(f"pack {name.hex()}")
+            raise NotFound(f"{what} of member {member.name} is gone; push its directory again")
+
+    await each(iter(packs), look, N_LOOKERS)
 
 
 def _read_range(path: bytes, offset: int, length_bytes: int) -> bytes:

@@ -20,7 +20,7 @@ from imgfmt.chunking import MAX_CHUNK_BYTES
 from imgfmt.codec import RAW, decode_into
 from imgfmt.digest import DIGEST_BYTES, Digest, raw_digest
 from imgfmt.errors import CorruptData, NotFound
-from transfer.buffers import BufferPool
+from transfer.buffers import Allocator, BufferPool, page_aligned
 from transfer.catalog import Catalog, MemberContent
 from transfer.config import TransferConfig
 from transfer.oserrors import printable
@@ -86,7 +86,8 @@ async def each(
 class Executor:
     """Reads chunks of some trees from one store. For one event loop; `threads` are the caller's.
 
-    The chunks of all `contents` are numbered through, as `table` has them.
+    The chunks of all `contents` are numbered through, as `table` has them. All memory that a sink
+    sees is from `allocate`.
     """
 
     def __init__(
@@ -95,10 +96,13 @@ class Executor:
         contents: Sequence[MemberContent],
         threads: Threads,
         config: TransferConfig,
+        *,
+        allocate: Allocator = page_aligned,
     ) -> None:
         self.catalog = catalog
         self.threads = threads
-        self.pool = BufferPool(config.n_slots, config.block_bytes)
+        self.allocate = allocate
+        self.pool = BufferPool(config.n_slots, config.block_bytes, allocate)
         self._config = config
         self._locate(contents)
 
@@ -136,6 +140,10 @@ class Executor:
     async def _plan(self, wanted: Numbers | None) -> ReadPlan:
         span_bytes = self._config.block_bytes
         return await self.threads.run(plan_reads, self.table, wanted, span_bytes=span_bytes)
+
+    def scratch(self, n_bytes: int) -> memoryview:
+        """Memory to decode to, of the kind that buffers have."""
+        return self.allocate(n_bytes) if n_bytes else memoryview(bytearray())
 
     @property
     def n_workers(self) -> int:
@@ -175,7 +183,7 @@ class _Run:
 
         async def work(op: ReadOp) -> None:
             with await self._executor.pool.acquire() as lease:
-                scratch = free.pop() if free else memoryview(bytearray(scratch_bytes))
+                scratch = free.pop() if free else self._executor.scratch(scratch_bytes)
                 await self._fetch(plan, op, lease.view, scratch, final=final)
                 free.append(scratch)
             self._progress.advance(op.plain_bytes)
@@ -204,7 +212,8 @@ class _Run:
         else:
             self.fetched_bytes += op.size_bytes
             run = self._executor.threads.run
-            self.plain_bytes += await run(self._verify, plan, op, buffer, scratch)
+            plain_bytes = await run(self._verify, plan, op, buffer, scratch)
+            self.plain_bytes += plain_bytes  # not across the await: others add to it meanwhile
 
     def _lose(
         self, plan: ReadPlan, op: ReadOp, why: str, kind: type[CorruptData | NotFound]

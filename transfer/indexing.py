@@ -11,9 +11,12 @@ from imgfmt.errors import ImageError, NotFound
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
+from transfer.store.base import ObjectFacts
 
 JOIN_FROM_SEGMENTS = 8
-MAX_JOINED_BYTES = 4_000_000 * index.ENTRY_BYTES
+MAX_JOINED_BYTES = 2_000_000 * index.ENTRY_BYTES
+"""Joining takes three times the memory of its result."""
+
 _PACKS_PER_ROUND = 4096
 
 
@@ -28,28 +31,37 @@ async def write_segment(catalog: Catalog, segment: IndexSegment) -> tuple[str, i
 async def join_segments(catalog: Catalog, own: Sequence[str]) -> None:
     """Replace the segments `own` by their union, and small ones of the store when they are many.
 
-    Segments are hints, so a reader that loses one meanwhile loses nothing but dedup.
+    No union gets larger than MAX_JOINED_BYTES. Segments are hints, so a reader that loses one
+    meanwhile loses nothing but dedup.
     """
-    if len(own) > 1:
-        await _replace(catalog, list(own))
+    there = await catalog.store.list_objects(layout.INDEX)
+    mine = set(own)
+    for keys in _groups([facts for facts in there if facts.key in mine]):
+        await _replace(catalog, keys)
     there = await catalog.store.list_objects(layout.INDEX)
     small = [facts for facts in there if facts.size_bytes < MAX_JOINED_BYTES]
-    if len(small) < JOIN_FROM_SEGMENTS:
-        return
-    total, chosen = 0, []
-    for facts in sorted(small, key=lambda facts: facts.size_bytes):
+    if len(small) >= JOIN_FROM_SEGMENTS:
+        await _replace(catalog, _groups(small)[0])
+
+
+def _groups(segments: Sequence[ObjectFacts]) -> list[list[str]]:
+    """The keys of `segments` in groups that are to be joined, the smallest segments first."""
+    groups: list[list[str]] = [[]]
+    total = 0
+    for facts in sorted(segments, key=lambda facts: facts.size_bytes):
+        if total + facts.size_bytes > MAX_JOINED_BYTES and groups[-1]:
+            groups.append([])
+            total = 0
+        groups[-1].append(facts.key)
         total += facts.size_bytes
-        if total > MAX_JOINED_BYTES:
-            break
-        chosen.append(facts.key)
-    if len(chosen) > 1:
-        await _replace(catalog, chosen)
+    return groups
 
 
 async def _replace(catalog: Catalog, keys: list[str]) -> None:
+    """Write the union of the segments `keys` and remove them; a single one stays as it is."""
     segments: list[IndexSegment] = []
     read: list[str] = []
-    for key in keys:
+    for key in keys if len(keys) > 1 else ():
         try:
             segments.append(index.decode(await catalog.store.get(key), catalog.named(key)))
             read.append(key)

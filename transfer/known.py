@@ -8,7 +8,7 @@ it happens after the lease was taken (SPEC.md 11.1, step 3).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,13 @@ from imgfmt.errors import ImageError, NotFound
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
+from transfer.execute import each
 
+N_LOOKERS = 16
 MERGE_ABOVE_SEGMENTS = 8
+LARGE_ENTRIES = 1_000_000
+"""Index segments of this many entries are not merged in memory: those of a store are mapped."""
+
 TABLE_CACHE_BYTES = 64 * 1024 * 1024
 
 U8 = npt.NDArray[np.uint8]
@@ -47,7 +52,6 @@ class KnownChunks:
         self._next: tuple[PackTable, int] | None = None
         self._recent: dict[bytes, Place] = {}
         self._numbers: dict[bytes, int] = {}
-        self._own: set[bytes] = set()
         self.names: list[bytes] = []
         self.unreadable: set[str] = set()
 
@@ -63,8 +67,7 @@ class KnownChunks:
                 self.unreadable.add(f"{error}; run `snapcask index rebuild`")
                 continue
             self._segments.append(segment)
-        if len(self._segments) > MERGE_ABOVE_SEGMENTS:
-            self._segments = [index.merge(self._segments)]
+        self._merge_small()
 
     def number(self, name: bytes) -> int:
         """The number of a pack, given at first use."""
@@ -73,11 +76,22 @@ class KnownChunks:
             self.names.append(name)
         return self._numbers[name]
 
-    def doom(self, packs: frozenset[bytes]) -> frozenset[int]:
-        """Never again use `packs`; returns the numbers of those that were used."""
-        self._doomed |= packs
+    def doom(self, packs: Iterable[bytes]) -> frozenset[int]:
+        """Never again use `packs`; returns the numbers of all packs that must not be used."""
+        self._doomed |= frozenset(packs)
         self._next = None
-        return frozenset(self._numbers[name] for name in packs if name in self._numbers)
+        return frozenset(self._numbers[name] for name in self._doomed if name in self._numbers)
+
+    async def check_again(self) -> None:
+        """Doom packs that were used and do not exist any more. Own packs must be in the store."""
+        gone: list[bytes] = []
+
+        async def look(name: bytes) -> None:
+            if await self._catalog.store.facts(layout.pack_key(name)) is None:
+                gone.append(name)
+
+        await each(iter({*self._numbers, *self._tables} - self._doomed), look, N_LOOKERS)
+        self.doom(gone)
 
     def add(self, digest: bytes, place: Place) -> None:
         """A chunk that this push is writing now."""
@@ -87,16 +101,20 @@ class KnownChunks:
         """The chunks of these own packs are in the store; `segment` finds them from now on."""
         self._segments.append(segment)
         for table in tables:
-            self._own.add(table.pack)
             self._keep(table.pack, table)
             for digest in table.names:
                 self._recent.pop(digest.tobytes(), None)
-        if len(self._segments) > MERGE_ABOVE_SEGMENTS:
-            small = sorted(self._segments, key=len)
-            self._segments = [
-                *small[MERGE_ABOVE_SEGMENTS:],
-                index.merge(small[:MERGE_ABOVE_SEGMENTS]),
-            ]
+        self._merge_small()
+
+    def _merge_small(self) -> None:
+        """Leave few segments to look into, and let each merge pay off for many entries."""
+        segments = sorted(self._segments, key=len)
+        n_small = sum(len(segment) < LARGE_ENTRIES for segment in segments)
+        while n_small > MERGE_ABOVE_SEGMENTS:
+            merged = index.merge(segments[:MERGE_ABOVE_SEGMENTS])
+            segments = sorted([merged, *segments[MERGE_ABOVE_SEGMENTS:]], key=len)
+            n_small = sum(len(segment) < LARGE_ENTRIES for segment in segments)
+        self._segments = segments
 
     async def find(self, digests: Sequence[bytes]) -> list[Place | None]:
         """Where each of `digests` lies, or None."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imgfmt import layout
 from imgfmt.digest import Digest
-from imgfmt.errors import NotFound, StoreUnavailable
+from imgfmt.errors import ImageError, NotFound, StoreUnavailable
 from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
 from transfer.catalog import Catalog
 
@@ -17,16 +19,32 @@ _EPOCH_WAIT_S = 0.05
 _EPOCH_WAITS = 1200
 
 
+def boot_s() -> float:
+    """Seconds that pass while the machine sleeps too, as they do for the store."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class WriterLease:
-    """One lease in the store. Renew it by running `keep` beside the work."""
+    """One lease in the store. Renew it by running `keep` beside the work.
+
+    `term` is another one after every time that the lease may have been over: what was checked in an
+    earlier term may be gone.
+    """
 
     def __init__(
-        self, catalog: Catalog, purpose: str, who: str, ttl_s: int, now_s: Callable[[], float]
+        self,
+        catalog: Catalog,
+        purpose: str,
+        who: str,
+        ttl_s: int,
+        now_s: Callable[[], float] = boot_s,
     ) -> None:
         self._catalog = catalog
         self._now_s = now_s
         self._lease = Lease(secrets.token_bytes(16), purpose, who, ttl_s, 0)
         self._renewed_s = now_s()
+        self._one_renewal = asyncio.Lock()
+        self.term = 0
 
     @property
     def _key(self) -> str:
@@ -34,20 +52,39 @@ class WriterLease:
 
     async def take(self) -> None:
         """Write the lease for the first time."""
-        await self.renew()
+        await self._write()
 
     async def renew(self) -> None:
-        """Write the lease again; what counts is when this began."""
-        begun = self._now_s()
+        """Write the lease again. If it may have been over, it is a new one, and a new term.
+
+        For collectors may remove a lease that is over at any time, also when it is written again.
+        """
+        async with self._one_renewal:
+            before_s = self._renewed_s
+            await self._write()
+            if self._now_s() - before_s < self._lease.ttl_s:
+                return
+            over = self._key
+            self._lease = replace(self._lease, id=secrets.token_bytes(16), renewal=0)
+            self.term += 1
+            await self._write()
+            await self._catalog.store.delete(over)
+
+    async def _write(self) -> None:
+        """Write the lease; what counts is when this began."""
+        begun_s = self._now_s()
         await self._catalog.store.put(self._key, [self._lease.encode()])
-        lease = self._lease
-        self._lease = Lease(lease.id, lease.purpose, lease.who, lease.ttl_s, lease.renewal + 1)
-        self._renewed_s = begun
+        self._lease = replace(self._lease, renewal=self._lease.renewal + 1)
+        self._renewed_s = begun_s
 
     @property
     def is_fresh(self) -> bool:
         """Whether more than half of the lease is left, so that a reference may be changed."""
         return self._now_s() - self._renewed_s < self._lease.ttl_s / 2
+
+    def held_since(self, term: int) -> bool:
+        """Whether the lease was never over since it was in this term."""
+        return self.term == term and self._now_s() - self._renewed_s < self._lease.ttl_s
 
     async def keep(self) -> None:
         """Renew for ever; run it as a task and cancel it at the end."""
@@ -56,8 +93,9 @@ class WriterLease:
             await self.renew()
 
     async def drop(self) -> None:
-        """Remove the lease. Not doing so costs collectors time and nothing else."""
-        await self._catalog.store.delete(self._key)
+        """Remove the lease. Where that fails it costs collectors time and nothing else."""
+        with contextlib.suppress(ImageError):
+            await self._catalog.store.delete(self._key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +135,8 @@ async def rescue_epoch(catalog: Catalog, epoch: bytes, who: str) -> None:
     """
     key = layout.verdict_key(epoch)
     if await catalog.store.create(key, [Verdict(epoch, Decision.CANCEL, who).encode()]):
+        if await catalog.store.facts(layout.doomed_key(epoch)) is None:
+            await catalog.store.delete(key)  # the epoch had ended before
         return
     for _ in range(_EPOCH_WAITS):
         if await catalog.store.facts(layout.doomed_key(epoch)) is None:

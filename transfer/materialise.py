@@ -224,7 +224,8 @@ class TreeWriter(Strict):
 class MembersWriter(Strict):
     """Writes several trees, each into a directory of its own that it makes in `root`.
 
-    A sink for their chunks, which are numbered through in the order of `trees`.
+    A sink for their chunks, which are numbered through in the order of `trees`. With `resume` the
+    directories may be there already; see `TreeWriter`.
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class MembersWriter(Strict):
         *,
         profile: WriterProfile,
         warnings: Warnings,
+        resume: bool = False,
     ) -> None:
         self._first = np.cumsum([0] + [tree.n_chunks for _, tree in trees])
         self._roots: list[int] = []
@@ -242,13 +244,16 @@ class MembersWriter(Strict):
         for name, tree in trees:
             folder = os.path.join(where, name)
             try:
-                os.mkdir(name, 0o700, dir_fd=root)
+                with contextlib.suppress(*[FileExistsError] * resume):
+                    os.mkdir(name, 0o700, dir_fd=root)
                 self._roots.append(os.open(name, _OPEN_DIRECTORY, dir_fd=root))
             except OSError as error:
                 self.close()
                 raise translate(error, printable(folder)) from error
-            made = TreeWriter(tree, self._roots[-1], folder, profile=profile, warnings=warnings)
-            self._writers.append(made)
+            into = self._roots[-1]
+            self._writers.append(
+                TreeWriter(tree, into, folder, profile=profile, warnings=warnings, resume=resume)
+            )
 
     async def prepare(self, threads: Threads) -> None:
         """See `TreeWriter.prepare`."""

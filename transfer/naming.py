@@ -7,7 +7,6 @@ an image under a lease, when all that the image needs was seen to exist and not 
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -144,7 +143,7 @@ async def _lease(
     catalog: Catalog, purpose: str, config: TransferConfig
 ) -> AsyncIterator[WriterLease]:
     ttl_s = min(config.lease_ttl_s, catalog.record.lease_ttl_s)
-    lease = WriterLease(catalog, purpose, whoami(), ttl_s, time.monotonic)
+    lease = WriterLease(catalog, purpose, whoami(), ttl_s)
     try:
         await lease.take()
         yield lease

@@ -1,7 +1,8 @@
 """Stores what a push has hashed: known chunks are noted, new ones go into packs (SPEC.md 5.3, 5.5).
 
 Raw chunks are written from the buffers they were read into. Encoded ones, and what lies between
-them, are first laid out in a page-aligned buffer of their own.
+them, are first laid out in a page-aligned buffer of their own. Every page of a pack is written
+once: one that is not full is carried on until what follows in it is known.
 """
 
 from __future__ import annotations
@@ -178,13 +179,25 @@ class Packer:
         pack = self._pack
         if not group or pack is None:
             return
-        if pack.carry or any(blob is not None for _, blob in group):
+        if any(blob is not None for _, blob in group):
             self._write_staged(pack, group)
         else:
-            pieces = [piece for chunk, _ in group for piece in chunk.pieces]
-            end = pack.position + -pack.position % self._page
-            self._write(pack, end - sum(map(len, pieces)), pieces, batch)
+            self._write_raw(pack, batch, [chunk for chunk, _ in group])
         group.clear()
+
+    def _write_raw(self, pack: _OpenPack, batch: Batch, chunks: list[Chunk]) -> None:
+        """Write from the buffers; the last page is carried on unless it is full."""
+        pieces = [_aligned_copy(bytes(pack.carry).ljust(self._page, b"\0"))] if pack.carry else []
+        pieces += [piece for chunk in chunks for piece in chunk.pieces]
+        pack.carry = bytearray()
+        if padding := chunks[-1].padding_bytes:
+            last = pieces.pop()
+            whole = len(last) - self._page
+            pack.carry += last[whole : len(last) - padding]
+            pieces += [last[:whole]] if whole else []
+        if pieces:
+            start = pack.position - len(pack.carry) - sum(map(len, pieces))
+            self._write(pack, start, pieces, batch)
 
     def _write_staged(self, pack: _OpenPack, group: list[tuple[Chunk, bytes | None]]) -> None:
         """Lay out encoded and raw chunks together; what does not fill a page is carried on."""
@@ -231,9 +244,7 @@ class Packer:
         table = pack.table(self._page)
         tail = encode_tail(table, pack.position)
         end = bytes(pack.carry) + bytes(-len(pack.carry) % self._page) + tail
-        start = pack.position - len(pack.carry)
-        start += -start % self._page
-        await pack.sink.write(start, [_aligned_copy(end)])
+        await pack.sink.write(pack.position - len(pack.carry), [_aligned_copy(end)])
         await pack.sink.commit()
         self._unfinished.remove(pack)
         self.counts.pack_overhead_bytes += self._page + len(tail)

@@ -169,18 +169,17 @@ def plan_reads(table: ChunkTable, wanted: Numbers | None, *, span_bytes: int) ->
 
     No operation spans more than `span_bytes`; raises OutOfResources for a chunk that does.
     """
-    numbers = np.arange(len(table), dtype=np.int64) if wanted is None else wanted.astype(np.int64)
-    place = (table.pack[numbers].astype(np.int64) << 32) + table.offset[numbers].astype(np.int64)
-    order = np.argsort(place, kind="stable")
-    numbers, place = numbers[order], place[order]
+    numbers, place = _by_place(table, wanted)
     piece_first = np.flatnonzero(_begins_piece(table, numbers, place))
     begin = place[piece_first]
-    stored = table.stored_bytes[numbers[piece_first]].astype(np.int64)
-    if len(stored) and (largest := int(stored.max())) > span_bytes:
+    del place
+    reach = table.stored_bytes[numbers[piece_first]].astype(np.int64)
+    if len(reach) and (largest := int(reach.max())) > span_bytes:
         raise OutOfResources(
             f"a chunk takes {largest} bytes, a buffer has {span_bytes}; enlarge it"
         )
-    reach = np.maximum.accumulate(begin + stored)
+    reach += begin
+    np.maximum.accumulate(reach, out=reach)
     op_first = _op_starts(begin, reach, span_bytes)
     op_end = np.append(op_first[1:], len(begin))[: len(op_first)]
     piece_first = np.append(piece_first, len(numbers))
@@ -197,6 +196,19 @@ def plan_reads(table: ChunkTable, wanted: Numbers | None, *, span_bytes: int) ->
         op_first=op_first,
         op_end=op_end,
     )
+
+
+def _by_place(table: ChunkTable, wanted: Numbers | None) -> tuple[Numbers, Numbers]:
+    """Numbers of the wanted chunks in order of place, and the places: pack and offset in one."""
+    pack, offset = table.pack, table.offset
+    if wanted is not None:
+        pack, offset = pack[wanted], offset[wanted]
+    place = pack.astype(np.int64)
+    place <<= 32
+    place += offset.view(np.int64)
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    return (order if wanted is None else wanted.astype(np.int64)[order]), place
 
 
 def _begins_piece(table: ChunkTable, numbers: Numbers, place: Numbers) -> npt.NDArray[np.bool_]:
@@ -216,14 +228,16 @@ def _op_starts(begin: Numbers, reach: Numbers, span_bytes: int) -> Numbers:
 
     Places of two packs are at least a pack's header apart, but that may be less than a gap.
     """
-    other_pack = begin[1:] >> 32 != begin[:-1] >> 32
-    gap = begin[1:] - reach[:-1] > GAP_BYTES
-    bounds = [*(np.flatnonzero(other_pack | gap) + 1).tolist(), len(begin)]
-    starts: list[int] = []
-    start = 0
-    for bound in bounds:
-        while start < bound:
-            starts.append(start)
-            end = int(np.searchsorted(reach, begin[start] + span_bytes, side="right"))
-            start = min(bound, end)
-    return np.array(starts, dtype=np.int64)
+    if not len(begin):
+        return np.zeros(0, dtype=np.int64)
+    apart = begin[1:] >> 32 != begin[:-1] >> 32
+    apart |= begin[1:] - reach[:-1] > GAP_BYTES
+    starts = np.append(0, np.flatnonzero(apart) + 1)
+    bounds = np.append(starts[1:], len(begin))
+    found = []
+    while len(starts):  # what is left of each stretch begins with an operation
+        found.append(starts)
+        ends = np.searchsorted(reach, begin[starts] + span_bytes, side="right")
+        is_longer = ends < bounds
+        starts, bounds = ends[is_longer], bounds[is_longer]
+    return np.sort(np.concatenate(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,17 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from imgfmt.digest import Digest
-from imgfmt.errors import InvalidInput, NotFound
+from imgfmt.errors import InvalidInput, NotFound, StoreUnavailable
 from imgfmt.image import Image, Member, choose
 from imgfmt.tree import ROOT, EntryType, Tree
 from transfer.attributes import Warnings, WriterProfile
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
-from transfer.execute import Executor, ReadStats
+from transfer.execute import Executor, ReadStats, Sink
 from transfer.materialise import MembersWriter, TreeWriter
 from transfer.oserrors import printable
+from transfer.plan import Numbers
 from transfer.progress import Clock, PhaseClock, Progress, Silent
-from transfer.staging import MARKER, PARTIAL, Staging
+from transfer.resume import Resumption
+from transfer.staging import JOURNAL, MARKER, PARTIAL, Staging
 from transfer.threads import Threads
 
 
@@ -84,13 +87,16 @@ async def pull(
     facts: Mapping[str, str],
     progress: Progress | None = None,
     profile: WriterProfile = WriterProfile.FAITHFUL,
+    resume: bool = False,
     now_s: Clock = time.monotonic,
 ) -> PullReport:
     """Write an image to the directory `target`, which is absent or empty.
 
     A single member is the directory itself, several are its subdirectories, `/` in their names
-    written `+`. Where this fails or is cancelled, the target is as before. `facts` are of the
-    machine that the image is for, and choose among variants.
+    written `+`. Where this fails or is cancelled, the target is as before; but with `resume` what
+    was verified stays hidden beside or in it where the pull was killed, cancelled or cut off from
+    the store, and the next one to the same target goes on with it. `facts` are of the machine that
+    the image is for, and choose among variants.
     """
     clock, progress = PhaseClock(now_s), progress or Silent()
     progress.phase("resolve", 0)
@@ -102,7 +108,7 @@ async def pull(
         executor = await threads.run(Executor, catalog, contents, threads, config)
         clock.end("plan")
         trees = [content.tree for content in contents]
-        job = _Job(executor, Staging(target, digest), members, trees, profile)
+        job = _Job(executor, Staging(target, digest), members, trees, profile, resume=resume)
         with job.opened:
             stats = await job.run(progress, clock, fsync=config.fsync)
     return PullReport(
@@ -126,7 +132,10 @@ class _Job:
         members: Sequence[Member],
         trees: Sequence[Tree],
         profile: WriterProfile,
+        *,
+        resume: bool,
     ) -> None:
+        self._resumption = Resumption(staging, executor, trees) if resume else None
         self._executor = executor
         self._staging = staging
         self._members = members
@@ -138,13 +147,19 @@ class _Job:
 
     async def run(self, progress: Progress, clock: PhaseClock, *, fsync: bool) -> ReadStats:
         """Build the target and make it appear; after an error or a cancellation it is as before."""
+        keep = (asyncio.CancelledError, StoreUnavailable) if self._resumption else ()
         run, staging = self._executor.threads.run, self._staging
         try:
             writer = await run(self._open)
             stats = await self._write(writer, progress, clock)
+            if self._resumption is not None:
+                await run(self._resumption.finish)
             progress.phase("publish", 0)
             finish_root = writer.finish_root if isinstance(writer, TreeWriter) else None
             await run(staging.publish, finish_root, fsync=fsync)
+        except keep:
+            await run(staging.leave)
+            raise
         except BaseException:
             await run(staging.abandon)
             raise
@@ -156,13 +171,33 @@ class _Job:
         staging, trees = self._staging, self._trees
         if staging.in_place and len(trees) == 1:
             _check_names(trees[0], staging.target)
-        staging.open(sum(tree.logical_bytes - tree.zero_bytes for tree in trees))
-        root, where = staging.root, staging.target
+        needed_bytes = sum(tree.logical_bytes - tree.zero_bytes for tree in trees)
+        resume = self._resumption is not None
+        if self._resumption is not None:
+            needed_bytes -= self._resumption.look()
+        staging.open(max(0, needed_bytes), keep=resume)
+        if self._resumption is not None:
+            self._resumption.begin(self._names())
+            self.opened.callback(self._resumption.close)
+        return self._writer(resume=resume)
+
+    def _names(self) -> list[str]:
+        """The directory of each member, relative to what is filled."""
+        if len(self._trees) == 1:
+            return [""]
+        return [member.name.replace("/", "+") for member in self._members]
+
+    def _writer(self, *, resume: bool) -> TreeWriter | MembersWriter:
+        trees, root, where = self._trees, self._staging.root, self._staging.target
+        profile, warnings = self._profile, self.warnings
         if len(trees) == 1:
-            return TreeWriter(trees[0], root, where, profile=self._profile, warnings=self.warnings)
-        names = [member.name.replace("/", "+") for member in self._members]
-        named = list(zip(names, trees, strict=True))
-        writer = MembersWriter(named, root, where, profile=self._profile, warnings=self.warnings)
+            return TreeWriter(
+                trees[0], root, where, profile=profile, warnings=warnings, resume=resume
+            )
+        named = list(zip(self._names(), trees, strict=True))
+        writer = MembersWriter(
+            named, root, where, profile=profile, warnings=warnings, resume=resume
+        )
         self.opened.callback(writer.close)
         return writer
 
@@ -173,8 +208,14 @@ class _Job:
         executor = self._executor
         await writer.prepare(executor.threads)
         clock.end("prepare")
-        progress.phase("fetch", int(executor.table.plain_bytes.sum(dtype=np.uint64)))
-        stats = await executor.read(writer, progress=progress)
+        wanted: Numbers | None = None
+        sink: Sink = writer
+        sizes = executor.table.plain_bytes
+        if self._resumption is not None:
+            wanted, sink = self._resumption.missing, self._resumption.noting(writer)
+            sizes = sizes[wanted]
+        progress.phase("fetch", int(sizes.sum(dtype=np.uint64)))
+        stats = await executor.read(sink, wanted, progress=progress)
         clock.end("fetch")
         progress.phase("attributes", 0)
         await writer.finish(executor.threads)
@@ -185,7 +226,9 @@ class _Job:
 def _check_names(tree: Tree, target: str) -> None:
     """Raise InvalidInput for names that mean something at the top of what is built in place."""
     end = int(np.searchsorted(tree.columns["parent"], ROOT, side="right"))
-    if taken := {PARTIAL, MARKER} & {tree.name(index) for index in range(1, end)}:
+    if taken := {PARTIAL, PARTIAL + JOURNAL, MARKER} & {
+        tree.name(index) for index in range(1, end)
+    }:
         raise InvalidInput(
             f"the image holds {printable(min(taken))}, which the existing {printable(target)}"
             " can't take; name a directory that does not exist yet"

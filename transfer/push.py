@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from imgfmt import layout, placement
 from imgfmt.digest import Digest, Octets, digest_of
-from imgfmt.errors import Conflict, NotFound
+from imgfmt.errors import Conflict, ImageError
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.lease import ObjectKind
 from imgfmt.reference import ReferenceRecord, TargetKind
@@ -28,9 +28,9 @@ from transfer.drafts import Draft, draft_of_listing, draft_of_member
 from transfer.indexing import join_segments
 from transfer.ingest import Batch, Chunk, Ingest
 from transfer.known import KnownChunks
-from transfer.leases import WriterLease, read_doomed, rescue_epoch
+from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.packer import PackedCounts, Packer
-from transfer.progress import PhaseClock, Progress, Silent
+from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.scan import Listing, check_unchanged, scan_directory
 from transfer.store.base import StoredReference
 from transfer.tasks import finished, first_cause
@@ -89,14 +89,15 @@ async def push(
     *,
     config: TransferConfig,
     progress: Progress | None = None,
+    now_s: Clock = boot_s,
 ) -> PushReport:
-    """Store an image and point its reference to it.
+    """Store an image and point its reference to it. `now_s` tells how long the lease lasts.
 
     Raises Conflict if the reference, or a file that was read, was changed meanwhile; nothing that
     was stored is lost then. Cancelling leaves no half-written object.
     """
     ttl_s = min(config.lease_ttl_s, catalog.record.lease_ttl_s)
-    lease = WriterLease(catalog, "push", whoami(), ttl_s, time.monotonic)
+    lease = WriterLease(catalog, "push", whoami(), ttl_s, now_s)
     threads = Threads("push", config.n_threads)
     work = _Push(catalog, request, lease, threads, config, progress or Silent())
     try:
@@ -130,6 +131,7 @@ class _Push:
         self._packer: Packer | None = None
         self._metadata_bytes = 0
         self._settled: set[bytes] = set()
+        self._checked_term = lease.term
 
     async def clean_up(self) -> None:
         """Remove packs that were begun and not published."""
@@ -138,6 +140,7 @@ class _Push:
 
     async def run(self, group: asyncio.TaskGroup) -> PushReport:
         """The steps of SPEC.md 11.1 from 2 on."""
+        self._check_request()
         seen = await self._seen_reference()
         doomed = await read_doomed(self._catalog)
         known = KnownChunks(self._catalog, doomed.packs)
@@ -148,27 +151,34 @@ class _Push:
             await self._ingest(source, listing, packer, group)
             for source, listing in zip(self._request.directories, listings, strict=True)
         ]
-        drafts += [
-            await draft_of_member(self._catalog, m, known.number) for m in self._request.stored
-        ]
+        drafts += [await draft_of_member(self._catalog, m, known) for m in self._request.stored]
         self._clock.end("read")
         segments = await packer.finish()
         for listing in listings:
             await self._threads.run(check_unchanged, listing)
-        digest, raw = self._image(drafts)
-        await self._publish(digest, raw, drafts, known, packer)
-        reference = await self._point(digest, seen)
-        await join_segments(self._catalog, segments)
+        image = self._image([draft.member for draft in drafts])
+        digest = digest_of(image)
+        reference = await self._publish(_Publication(digest, image, drafts, known, packer), seen)
+        warnings = [w for listing in listings for w in listing.warnings] + sorted(known.unreadable)
+        try:
+            await join_segments(self._catalog, segments)
+        except ImageError as error:  # what was pushed is published
+            warnings.append(f"index segments were not joined: {error}")
         self._clock.end("publish")
         counts = packer.counts
         overhead = self._metadata_bytes + counts.index_bytes + counts.pack_overhead_bytes
-        warnings = [w for listing in listings for w in listing.warnings] + sorted(known.unreadable)
         logical_bytes = sum(draft.logical_bytes for draft in drafts)
         zero_bytes = sum(draft.zero_bytes for draft in drafts)
         seconds = self._clock.total()
         return PushReport(
             digest, reference, logical_bytes, zero_bytes, counts, overhead, warnings, seconds
         )
+
+    def _check_request(self) -> None:
+        """Raise InvalidInput for what can't be an image, before anything is read."""
+        nothing = digest_of(b"")
+        members = [source.member(nothing) for source in self._request.directories]
+        self._image([*members, *self._request.stored])
 
     async def _seen_reference(self) -> StoredReference | None:
         if self._request.reference is None:
@@ -198,58 +208,71 @@ class _Push:
             self._progress.advance(plain_bytes)
         return draft_of_listing(listing, ingest.contents, self._catalog.profile, source.member)
 
-    def _image(self, drafts: list[Draft]) -> tuple[Digest, bytes]:
-        members = tuple(sorted((draft.member for draft in drafts), key=lambda member: member.name))
-        raw = Image(members, self._request.compat, pairs(self._request.annotations)).encode()
-        return digest_of(raw), raw
+    def _image(self, members: Sequence[Member]) -> bytes:
+        ordered = tuple(sorted(members, key=lambda member: member.name))
+        return Image(ordered, self._request.compat, pairs(self._request.annotations)).encode()
 
-    async def _publish(
-        self, image: Digest, raw: bytes, drafts: list[Draft], known: KnownChunks, packer: Packer
-    ) -> None:
-        """Write trees, placements and the image until nothing of them is doomed (step 5 to 7)."""
+    async def _publish(self, what: _Publication, seen: StoredReference | None) -> str | None:
+        """Write all metadata and change the reference (steps 5 to 9); returns the reference."""
         self._progress.phase("publish", 0)
+        term = await self._write_metadata(what)
+        reference = await self._point(what.digest, seen)
+        if not self._lease.held_since(term):
+            try:
+                await self._write_metadata(what)
+            except BaseException:
+                await finished(self._take_back(what.digest, seen))
+                raise
+        return reference
+
+    async def _write_metadata(self, what: _Publication) -> int:
+        """Write trees, placements and the image until nothing of them is doomed (steps 5 to 7).
+
+        Returns the term of the lease in which everything was seen to be there.
+        """
         written = False
         for _ in range(_MAX_ROUNDS):
+            if not self._lease.is_fresh:
+                await self._lease.renew()
+            if (term := self._lease.term) != self._checked_term:
+                await what.known.check_again()
+                self._checked_term, written = term, False
             doomed = await read_doomed(self._catalog)
-            moved = await self._move_out(known.doom(doomed.packs), drafts, packer)
-            objects = {(ObjectKind.IMAGE, image)}
-            objects |= {
-                (kind, d.tree) for d in drafts for kind in (ObjectKind.TREE, ObjectKind.PLACEMENT)
-            }
-            epochs = doomed.epochs(objects) - self._settled
+            moved = await self._move_out(what, what.known.doom(doomed.packs))
+            epochs = doomed.epochs(what.objects()) - self._settled
             for epoch in epochs:
                 await rescue_epoch(self._catalog, epoch, whoami())
             self._settled |= epochs
-            if written and not moved and not epochs and self._lease.is_fresh:
-                return
-            if not self._lease.is_fresh:
-                await self._lease.renew()
-            for draft in drafts:
-                await self._write_draft(draft, known)
-            await self._write(layout.image_key(image), [raw])
+            lasting = self._lease.is_fresh and self._lease.term == term
+            if written and not moved and not epochs and lasting:
+                return term
+            for draft in what.drafts:
+                await self._write_draft(draft, what.known)
+            await self._write(layout.image_key(what.digest), [what.image])
             written = True
         raise Conflict(
             f"collectors of store {self._store.url} leave no time to publish; push again"
         )
 
-    async def _move_out(self, packs: frozenset[int], drafts: list[Draft], packer: Packer) -> bool:
-        """Store the chunks that lie in doomed packs once more; True if there were any."""
+    async def _move_out(self, what: _Publication, packs: frozenset[int]) -> bool:
+        """Store the chunks that lie in these packs once more; True if there were any."""
         moved = False
-        for draft in drafts:
+        for draft in what.drafts:
             for number in draft.hit_by(packs) if packs else []:
                 plain = await draft.read_chunk(number)
                 batch = _batch_of(
                     plain, draft.places.digest[number].tobytes(), self._catalog.profile.page_bytes
                 )
-                await packer.store(batch, _Move(draft, number))
+                await what.packer.store(batch, _Move(draft, number))
+                what.packer.counts.chunks -= 1  # it was counted when it was read
+                what.packer.counts.reused_bytes -= len(plain)
                 moved = True
         if moved:
-            await packer.finish()
+            await what.packer.finish()
         return moved
 
     async def _write_draft(self, draft: Draft, known: KnownChunks) -> None:
-        if draft.pieces is not None:
-            await self._write(layout.tree_key(draft.tree), draft.pieces)
+        await self._write(layout.tree_key(draft.tree), draft.pieces)
         placed = draft.placement(known.names, self._catalog.record.page_bytes)
         if not await self._is_placed(draft, placed):
             pieces = placement.encode(placed)
@@ -260,7 +283,7 @@ class _Push:
         """Whether the store's placement of the tree is the one we would write."""
         try:
             there = await self._catalog.placement(draft.tree, len(draft.places.pack))
-        except NotFound:
+        except ImageError:  # damaged, or not there
             return False
         return b"".join(placement.encode(there)) == b"".join(placement.encode(placed))
 
@@ -287,6 +310,34 @@ class _Push:
                 f"{error}; your image is stored: `snapcask tag {image} {name}:{tag}`"
             ) from error
         return f"{name}:{tag}"
+
+    async def _take_back(self, image: Digest, seen: StoredReference | None) -> None:
+        """Let the reference point to what it did before, if it still points to `image`."""
+        if self._request.reference is None:
+            return
+        name, tag = self._request.reference
+        now = await self._store.read_reference(name, tag)
+        if now is not None and now.record.target == image:
+            kind = seen.record.target_kind if seen else TargetKind.NONE
+            target = seen.record.target if seen else None
+            await self._store.change_reference(next_record(name, tag, now, kind, target), now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    """What is to be published: an image, the drafts of its members, and who stores their chunks."""
+
+    digest: Digest
+    image: bytes
+    drafts: Sequence[Draft]
+    known: KnownChunks
+    packer: Packer
+
+    def objects(self) -> set[tuple[ObjectKind, Digest]]:
+        """Everything that is named by a digest."""
+        kinds = (ObjectKind.TREE, ObjectKind.PLACEMENT)
+        of_members = {(kind, draft.tree) for draft in self.drafts for kind in kinds}
+        return {(ObjectKind.IMAGE, self.digest), *of_members}
 
 
 class _Move:

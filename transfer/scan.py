@@ -9,10 +9,9 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from imgfmt.errors import Conflict, InvalidInput
+from imgfmt.errors import Conflict, ImageError, InvalidInput
 from imgfmt.tree import Entry, EntryType
 from imgfmt.tree_check import MAX_PATH_BYTES, xattr_is_stored
 from transfer.oserrors import printable, translate
@@ -115,17 +114,15 @@ class _Scan:
         try:
             names = sorted(os.listdir(path))
         except OSError as error:
-            raise translate(error, printable(path)) from error
+            raise _refused(error, path) from error
         for name in names:
             if directory == 0 and name in MARKERS:
                 continue
             child = path + b"/" + name
             try:
                 status = os.lstat(child)
-            except FileNotFoundError as error:
-                raise changed(child) from error
             except OSError as error:
-                raise translate(error, printable(child)) from error
+                raise _refused(error, child) from error
             self._add(directory, name, child, status)
 
     def _add(self, parent: int, name: bytes, path: bytes, status: os.stat_result) -> None:
@@ -183,7 +180,7 @@ class _Scan:
                     self._unstored[printable(raw_name)] += 1
         except OSError as error:
             if error.errno not in _NO_XATTRS:
-                raise translate(error, printable(path)) from error
+                raise _refused(error, path) from error
         return tuple(sorted(found))
 
 
@@ -191,7 +188,14 @@ def _read_link(path: bytes) -> bytes:
     try:
         return os.readlink(path)
     except OSError as error:
-        raise translate(error, printable(path)) from error
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: bytes) -> ImageError:
+    """The error to raise where the system refused something about an entry that was there."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return changed(path)
+    return translate(error, printable(path))
 
 
 def changed(path: bytes) -> Conflict:
@@ -203,17 +207,19 @@ def changed(path: bytes) -> Conflict:
 
 
 def check_unchanged(listing: Listing) -> None:
-    """Raise Conflict naming the first entry that differs from what `scan_directory` saw."""
-    for path, before in _with_identity(listing):
+    """Raise Conflict naming an entry that differs from what `scan_directory` saw.
+
+    A file is named rather than its directory, which differs too if the file was replaced.
+    """
+    differing: list[bytes] = []
+    for path, before in zip(listing.paths, listing.identities, strict=True):
         try:
             now = FileIdentity.of(os.stat(path) if path == listing.root else os.lstat(path))
-        except FileNotFoundError as error:
-            raise changed(path) from error
         except OSError as error:
-            raise translate(error, printable(path)) from error
+            raise _refused(error, path) from error
         if now != before:
-            raise changed(path)
-
-
-def _with_identity(listing: Listing) -> Iterable[tuple[bytes, FileIdentity]]:
-    return zip(listing.paths, listing.identities, strict=True)
+            differing.append(path)
+            if not stat.S_ISDIR(before.mode):
+                raise changed(path)
+    if differing:
+        raise changed(differing[0])

@@ -23,6 +23,7 @@ from transfer.oserrors import printable, translate
 
 PARTIAL = b".snapcask-partial"
 MARKER = b".snapcask-complete"
+JOURNAL = b".journal"
 _LOST_AND_FOUND = b"lost+found"
 _RENAME_NOREPLACE = 1
 _NAME_BYTES = 200
@@ -34,7 +35,8 @@ class Staging:
     """One attempt to build `target`: `open`, fill `root`, `publish` or `abandon`, `close`.
 
     `root` is the descriptor of the directory to fill. `in_place` says that it lies in the target,
-    whose top then can't have entries called PARTIAL or MARKER.
+    whose top then can't have entries called PARTIAL or MARKER. `journal` is the path of a file that
+    may lie beside the directory to fill.
     """
 
     def __init__(self, target: str, digest: Digest) -> None:
@@ -50,9 +52,15 @@ class Staging:
         beside = b".%b%b-%b" % (short, PARTIAL, digits)
         self._name = PARTIAL if self.in_place else beside
         self._made: list[bytes] = []
+        self.journal = os.path.join(self._folder, os.fsdecode(self._name + JOURNAL))
 
-    def open(self, needed_bytes: int) -> None:
-        """Make the directory to fill, in place of what a killed pull left there.
+    @property
+    def filled(self) -> str:
+        """The path of the directory to fill."""
+        return os.path.join(self._folder, os.fsdecode(self._name))
+
+    def open(self, needed_bytes: int, *, keep: bool = False) -> None:
+        """Make the directory to fill, in place of what a killed pull left there unless `keep`.
 
         Raises InvalidInput for a target that can't be made, Conflict if another pull is making it,
         OutOfResources if its filesystem has less than `needed_bytes` free; nothing is written then.
@@ -68,7 +76,7 @@ class Staging:
                 self._check_empty()
             if not self._names(None):
                 self._check_space(needed_bytes)
-            self._claim()
+            self._claim(keep=keep)
             self._check_space(needed_bytes)
 
     def publish(self, finish_root: Callable[[int], None] | None, *, fsync: bool) -> None:
@@ -97,12 +105,19 @@ class Staging:
             if fsync:
                 os.fsync(self._folder_descriptor)
 
+    def leave(self) -> None:
+        """Leave what was made to the next pull of the same image."""
+        self._made.clear()
+
     def abandon(self) -> None:
         """Remove all that was made, as far as that is possible. Does nothing after `publish`."""
         for name in reversed(self._made):
             with contextlib.suppress(OSError):
                 if name != self._name or self._names(self.root):
                     remove_tree(name, self._folder_descriptor)
+        if self._made:
+            with contextlib.suppress(OSError):
+                os.unlink(self.journal)
         self._made.clear()
 
     def close(self) -> None:
@@ -120,7 +135,9 @@ class Staging:
             raise translate(error, self._shown) from error
 
     def _check_empty(self) -> None:
-        ignored = {PARTIAL, _LOST_AND_FOUND} if os.path.ismount(self.target) else {PARTIAL}
+        ignored = {PARTIAL, PARTIAL + JOURNAL}
+        if os.path.ismount(self.target):
+            ignored.add(_LOST_AND_FOUND)
         names = {os.fsencode(name) for name in os.listdir(self._folder_descriptor)} - ignored
         if MARKER in names:
             raise InvalidInput(f"{self._shown} holds an image already")
@@ -151,8 +168,8 @@ class Staging:
         if not self._names(self.root):
             raise Conflict(f"another pull to {self._shown} took over its directory")
 
-    def _claim(self) -> None:
-        """Own an empty directory to fill, new or left behind by a killed pull."""
+    def _claim(self, *, keep: bool) -> None:
+        """Own a directory to fill, new or left behind by a killed pull; empty unless `keep`."""
         while self.root < 0:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._name, 0o700, dir_fd=self._folder_descriptor)
@@ -160,8 +177,15 @@ class Staging:
                 self._take_over()
         self._made.append(self._name)
         os.fchmod(self.root, 0o700)
+        if not keep:
+            self.clear()
+
+    def clear(self) -> None:
+        """Empty the directory to fill."""
         for name in os.listdir(self.root):
             remove_tree(os.fsencode(name), self.root)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.journal)
 
     def _take_over(self) -> None:
         """Lock the directory to fill and make it `root`, if it still has its name then."""

@@ -53,6 +53,8 @@ def _write(descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
     while left:
         done = os.pwritev(descriptor, left[:_MAX_PIECES], offset)
         offset += done
+        if done == sum(map(len, left)):  # as nearly always
+            break
         whole = 0
         while whole < len(left) and done >= len(left[whole]):
             done -= len(left[whole])

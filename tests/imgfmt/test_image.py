@@ -120,6 +120,8 @@ MEMBER = fields_of()["members"][0]
         ({"member": {"more": 1}}, "unknown key 'more'"),
         ({"compat": [["b", "equal", ""], ["a", "equal", ""]]}, "rules of an image do not ascend"),
         ({"compat": [["a", "equal", ""]] * 2}, "rules of an image do not ascend"),
+        ({"compat": [5]}, "not three strings"),
+        ({"compat": ["abc"]}, "not three strings"),
         ({"compat": [["a", "equal"]]}, "not three strings"),
         ({"compat": [["a", "equal", 1]]}, "not three strings"),
         ({"compat": [["a", "below", ""]]}, "compares by 'below'"),
@@ -153,6 +155,17 @@ def test_variants_that_break_a_rule_are_refused(found: list[Any], message: str) 
         images.decode_variants(encode_record("variants", {"images": found}), "image 00")
 
 
+def test_counts_up_to_their_limits_are_accepted() -> None:
+    facts = pairs({f"{n:03}": "" for n in range(256)})
+    rules = tuple(Rule(fact, Op.EQUAL, "") for fact, _ in facts)
+    image = Image((Member("a", TREE, mount_path="/" + "a" * 4094),), rules, facts)
+    assert images.decode_image(image.encode(), "image") == image
+    variants = Variants((Variant(TREE, rules), *(Variant(TREE) for _ in range(255))))
+    assert images.decode_variants(variants.encode(), "image") == variants
+    many = Image(tuple(Member(f"{n:04}", TREE) for n in range(1024)))
+    assert images.decode_image(many.encode(), "image") == many
+
+
 def test_variants_with_unknown_keys_are_refused() -> None:
     fields = {"images": [{"digest": bytes(32), "when": []}], "more": 1}
     with pytest.raises(InvalidImage, match="unknown key 'more'"):
@@ -167,6 +180,8 @@ def test_variants_with_unknown_keys_are_refused() -> None:
         lambda: Member("a", TREE, provenance=(("b", ""), ("a", ""))),
         lambda: Member("a", TREE, provenance=pairs({str(n): "" for n in range(257)})),
         lambda: Member("a", TREE, mount_path="\udc80"),
+        lambda: Image((Member("a", TREE),), annotations=(("b", ""), ("a", ""))),
+        lambda: Image((Member("a", TREE),), annotations=(("a", ""), ("a", ""))),
         lambda: Image(
             (Member("a", TREE),), tuple(Rule(f"{n:03}", Op.EQUAL, "") for n in range(257))
         ),
@@ -212,9 +227,10 @@ def test_where_no_variant_fits_each_is_named_with_both_values() -> None:
 
 
 def test_of_many_variants_only_some_are_named() -> None:
-    variants = Variants((Variant(TREE, (Rule.parse("a=1"),)),) * 11)
-    with pytest.raises(InvalidInput, match=r"; and 3 more$"):
-        images.choose(variants, {}, {"a": "2"})
+    variant = Variant(TREE, (Rule.parse("a=1"),))
+    for n_variants, end in ((8, "here it is '2'"), (11, "; and 3 more")):
+        with pytest.raises(InvalidInput, match=f"{end}$"):
+            images.choose(Variants((variant,) * n_variants), {}, {"a": "2"})
 
 
 def test_an_image_that_variants_name_and_nobody_has_is_not_found() -> None:

@@ -47,6 +47,10 @@ def test_a_lease_is_read_back(lease: Lease) -> None:
     assert Lease.decode(lease.encode(), "lease 00") == lease
 
 
+def test_the_longest_lease_is_accepted() -> None:
+    assert Lease(EPOCH, "", "", leases.MAX_SECONDS, 2**63 - 1).ttl_s == 2**32 - 1
+
+
 @given(IDS, st.sampled_from(Decision), st.text(max_size=5))
 def test_a_verdict_is_read_back(epoch: bytes, decision: Decision, who: str) -> None:
     verdict = Verdict(epoch, decision, who)
@@ -131,6 +135,14 @@ def test_a_verdict_that_breaks_a_rule_is_refused(change: dict[str, Any], message
         ({"object_kind": np.zeros(1, "u1")}, {}, "have no kind"),
         ({"object_kind": np.array([0, 3], "u1")}, {}, "one that is not known"),
         ({"pack": np.zeros((leases.MAX_DOOMED + 1, 16), "u1")}, {}, "more than 65536"),
+        (
+            {
+                "object_kind": np.zeros(leases.MAX_DOOMED + 1, "u1"),
+                "object": np.zeros((leases.MAX_DOOMED + 1, 32), "u1"),
+            },
+            {},
+            "more than 65536",
+        ),
         ({}, {"epoch": b"short"}, "not a binary string of 16"),
         ({}, {"more": 1}, "unknown key"),
     ],
@@ -151,21 +163,26 @@ def test_the_largest_doomed_table_costs_at_most_four_times_its_size() -> None:
         "object": np.repeat(numbers, 4).view("u1").reshape(-1, 32),
     }
     raw = encode_doomed(columns)
-    assert len(Doomed.decode(raw, "doomed").objects) == n_rows
+    found = Doomed.decode(raw, "doomed")
+    assert len(found.packs) == len(found.objects) == n_rows
     peak = peak_bytes(lambda: Doomed.decode(raw, "doomed"))
     assert peak < 4 * len(raw) + ALLOWED_EXTRA_BYTES
 
 
 def test_what_can_not_be_is_not_made() -> None:
     too_many = frozenset(n.to_bytes(16) for n in range(leases.MAX_DOOMED + 1))
+    trees = frozenset((ObjectKind.TREE, Digest(name * 2)) for name in too_many)
     for make in (
         lambda: Lease(b"", "", "", 1),
         lambda: Lease(EPOCH, "", "", 0),
+        lambda: Lease(EPOCH, "", "", leases.MAX_SECONDS + 1),
         lambda: Lease(EPOCH, "", "", 1, renewal=-1),
+        lambda: Lease(EPOCH, "", "", 1, renewal=2**63),
         lambda: Verdict(b"", Decision.DELETE, ""),
         lambda: Doomed(b""),
         lambda: Doomed(EPOCH, frozenset({b"short"})),
         lambda: Doomed(EPOCH, too_many),
+        lambda: Doomed(EPOCH, objects=trees),
     ):
         with pytest.raises(InvalidInput):
             make()

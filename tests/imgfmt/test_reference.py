@@ -253,6 +253,7 @@ def fields_of(**change: Any) -> dict[str, Any]:
         ({"history": [[1, bytes(32), 1]]}, "target of the wrong type"),
         ({"history": [["image", bytes(32), True]]}, "time that is not an integer"),
         ({"history": [["image", bytes(32), -1]]}, "time -1 ns"),
+        ({"history": [["image", bytes(32), 2**63]]}, "time 9223372036854775808 ns"),
         ({"history": [["image", None, 1]]}, "kind image needs a digest"),
         ({"history": [["none", None, 1]] * 65}, "at most 64 elements"),
         ({"more": 1}, "unknown key 'more'"),

@@ -60,6 +60,13 @@ def test_a_new_store_needs_what_version_1_knows_and_keeps_history_for_30_days() 
     STORE.check_deletable()
 
 
+def test_settings_up_to_their_limits_are_accepted() -> None:
+    longest = replace(STORE, history_s=2**32 - 1, lease_ttl_s=2**32 - 1, pack_bytes=2**32 - 1)
+    assert StoreRecord.decode(longest.encode(), "store") == longest
+    shortest = replace(STORE, history_s=0, lease_ttl_s=1, pack_bytes=STORE.page_bytes)
+    assert StoreRecord.decode(shortest.encode(), "store") == shortest
+
+
 def test_a_feature_to_be_read_stops_everybody() -> None:
     newer = replace(STORE, read=("cipher-1",))
     with pytest.raises(Unsupported, match="'cipher-1'"):
@@ -98,6 +105,7 @@ def test_damage_is_refused_or_is_canonical() -> None:
         ({"codec": "lz4"}, "codec 'lz4'"),
         ({"history_s": 2**32}, "history_s or lease_ttl_s"),
         ({"lease_ttl_s": 0}, "history_s or lease_ttl_s"),
+        ({"lease_ttl_s": 2**32}, "history_s or lease_ttl_s"),
         ({"concurrent_writers": 1}, "not a boolean"),
         ({"write": ["b", "a"]}, "do not ascend"),
         ({"delete": ["a", "a"]}, "do not ascend"),

@@ -108,7 +108,8 @@ def test_a_damaged_pack_is_named_and_nothing_is_published(
 ) -> None:
     source = new_store(tmp_path / "source", codec=codec)
     digest = pushed(source, write_files(tmp_path / "dir", FILES)).digest
-    pack = max((tmp_path / "source" / "packs").glob("*/*"))
+    packs = (tmp_path / "source" / "packs").glob("*/*")
+    pack = max(packs, key=lambda path: path.stat().st_size)
     flip(pack, 5000)
     with pytest.raises(CorruptData, match=f"pack {pack.name} .*damaged"):
         run(copied(source, target, digest))

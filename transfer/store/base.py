@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
@@ -28,11 +28,11 @@ class ObjectFacts:
 class StoredReference:
     """A reference as read, with what a later change must find unchanged.
 
-    `version` is opaque to callers: a generation number in a file store.
+    `version` is opaque to callers: a generation number in a file store, more in a bucket.
     """
 
     record: ReferenceRecord
-    version: int
+    version: Any  # of each store's own type, with equality
 
 
 class PackSink(Protocol):
@@ -94,3 +94,21 @@ class Store(Protocol):
 
     async def list_references(self) -> list[StoredReference]:
         """Newest states of all references, deleted ones too, ascending by name and tag."""
+
+
+class ClosableStore(Store, Protocol):
+    """A store that holds threads or connections."""
+
+    def close(self) -> None:
+        """Let go of them. No call may be under way or follow."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A store whose server may not keep the promises of SPEC.md section 9; `init` asks it to."""
+
+    async def probe(self) -> None:
+        """Try exclusive creation, conditional changes, ranged reads and listings.
+
+        Raises InvalidInput, naming what the server does not honour. Leaves nothing behind.
+        """

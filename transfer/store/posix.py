@@ -21,6 +21,7 @@ from imgfmt.reference import ReferenceRecord
 from transfer.filesystems import is_remote
 from transfer.oserrors import printable, translate
 from transfer.store.base import ObjectFacts, PackSink, StoredReference
+from transfer.tasks import finished
 from transfer.threads import Threads
 
 MAP_FROM_BYTES = 1024 * 1024
@@ -68,7 +69,7 @@ class PosixStore:
         """See `Store.read_into`."""
 
         def read() -> int:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 return _read_full(descriptor, buffer, offset)
             finally:
@@ -150,8 +151,13 @@ class PosixStore:
 
     async def open_pack(self, key: str) -> PackSink:
         """See `Store.open_pack`: O_DIRECT where the filesystem has it."""
-        path, descriptor = await self._run(key, lambda: _open_direct(self._temporary()))
-        return _PosixPack(self, key, path, descriptor)
+        pack = _PosixPack(self, key)
+        try:
+            await self._run(key, pack.open)
+        except BaseException:
+            await finished(pack.abort())
+            raise
+        return pack
 
     async def read_reference(self, name: str, tag: str) -> StoredReference | None:
         """See `Store.read_reference`. The version is the generation."""
@@ -196,7 +202,7 @@ class PosixStore:
                     f"{name}:{tag} in store {self.root} was changed by someone else meanwhile"
                 )
         newest = await self.read_reference(name, tag)
-        if newest is None or newest.version < generation or not _holds(newest.record, record):
+        if newest is None or not _holds(newest, record, generation):
             raise Conflict(
                 f"{name}:{tag} in store {self.root} was changed by someone else meanwhile"
             )
@@ -217,11 +223,16 @@ class PosixStore:
 class _PosixPack:
     """A pack under `tmp/`. See `transfer.store.base.PackSink`."""
 
-    def __init__(self, store: PosixStore, key: str, path: str, descriptor: int) -> None:
+    def __init__(self, store: PosixStore, key: str) -> None:
         self._store = store
         self._key = key
-        self._path = path
-        self._descriptor: int | None = descriptor
+        self._path = ""
+        self._descriptor: int | None = None
+
+    def open(self) -> None:
+        """Begin the file. Runs on a thread, which goes on where its caller is cancelled."""
+        self._path = self._store._temporary()
+        self._descriptor = _open_direct(self._path)
 
     async def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
         descriptor = self._descriptor
@@ -252,11 +263,15 @@ class _PosixPack:
         await self._store._run(self._key, drop)
 
 
-def _holds(newest: ReferenceRecord, change: ReferenceRecord) -> bool:
-    """Whether `change` is the newest state or lies in its history."""
-    if newest.write_id == change.write_id:
-        return True
-    return any(past.target == change.target for past in newest.history)
+def _holds(newest: StoredReference, change: ReferenceRecord, generation: int) -> bool:
+    """Whether `change` is the newest state, or was that `generation` by the newest one's history.
+
+    It is neither if it was written where an old generation had been removed.
+    """
+    if newest.version <= generation:
+        return newest.record.write_id == change.write_id
+    past = newest.record.history[newest.version - generation - 1 :][:1]
+    return bool(past) and past[0].target == change.target
 
 
 def _read_whole(path: str, *, map_large: bool) -> Octets:
@@ -294,15 +309,15 @@ def _write_full(descriptor: int, pieces: list[memoryview], offset: int) -> None:
             pieces[0] = pieces[0][done:]
 
 
-def _open_direct(path: str) -> tuple[str, int]:
+def _open_direct(path: str) -> int:
     try:
-        return path, os.open(path, _WRITE | os.O_DIRECT, 0o644)
+        return os.open(path, _WRITE | os.O_DIRECT, 0o644)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    return path, os.open(path, _WRITE, 0o644)
+    return os.open(path, _WRITE, 0o644)
 
 
 def _link(existing: str, new: str) -> bool:

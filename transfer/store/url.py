@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from imgfmt.errors import InvalidInput, Unsupported
+from transfer.store.base import ClosableStore
 from transfer.store.posix import PosixStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL_HOSTS = ("", "localhost")
 
 
-def open_store(url: str) -> PosixStore:
-    """The store at a directory's path or `file://` URL. Nothing is read yet; close it in the end.
+def open_store(
+    url: str, *, environment: Mapping[str, str] = os.environ, **s3_options: Any
+) -> ClosableStore:
+    """The store at a directory's path, `file://` or `s3://` URL. Close it in the end.
 
-    Raises Unsupported for `s3://`, InvalidInput for anything else that names no directory here.
+    Nothing is read yet. `s3_options` are fields of `S3Config` that go before what the AWS variables
+    of `environment` say. Raises InvalidInput for anything that can't be a store.
     """
     found = _SCHEME.fullmatch(url)
     if found is None:
@@ -25,14 +31,25 @@ def open_store(url: str) -> PosixStore:
         case "file":
             return PosixStore(_checked(_path_of(found[2], url), url))
         case "s3":
-            raise Unsupported(
-                f"store {url}: this version has no S3 stores; use a directory, also of a mounted"
-                " filesystem"
-            )
+            return _open_bucket(url, environment, s3_options)
         case scheme:
             raise InvalidInput(
-                f"store {url}: {scheme}:// is not known; use a directory's path or file:// URL"
+                f"store {url}: {scheme}:// is not known; use a directory's path, a file:// or"
+                " s3:// URL"
             )
+
+
+def _open_bucket(
+    url: str, environment: Mapping[str, str], options: Mapping[str, Any]
+) -> ClosableStore:
+    try:
+        from transfer.store.s3.config import S3Config
+        from transfer.store.s3.store import S3Store
+    except ImportError as error:
+        raise Unsupported(
+            f"store {url}: S3 needs the package {error.name}; install snapcask[s3]"
+        ) from error
+    return S3Store(S3Config.of_url(url, environment, **options))
 
 
 def _path_of(rest: str, url: str) -> str:

@@ -1,0 +1,106 @@
+"""Reading a local tree back: are its files as the sanitised profile writes them, and its chunks?"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from imgfmt.digest import raw_digest
+from imgfmt.tree import ROOT, EntryType, Tree
+from transfer.execute import each
+from transfer.plan import Numbers
+from transfer.threads import Threads
+
+SLICE_CHUNKS = 64
+"""Chunks that one thread checks at a time; a scrub rests in between."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FORMATS = {
+    EntryType.DIRECTORY: stat.S_IFDIR,
+    EntryType.FILE: stat.S_IFREG,
+    EntryType.SYMLINK: stat.S_IFLNK,
+}
+
+
+async def bad_chunks(tree: Tree, root: str, numbers: Numbers, threads: Threads) -> Numbers:
+    """Which of these chunks, ascending, the files below `root` do not have. Past the page cache."""
+    paths = [os.path.join(os.fsencode(root), path) for path in tree.paths()]
+    found: list[Numbers] = []
+
+    async def check(part: Numbers) -> None:
+        found.append(await threads.run(bad_among, tree, paths, part))
+
+    slices = (numbers[i : i + SLICE_CHUNKS] for i in range(0, len(numbers), SLICE_CHUNKS))
+    await each(slices, check, threads.n_threads)
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def bad_among(tree: Tree, paths: list[bytes], numbers: Numbers) -> Numbers:
+    """Which of these chunks the files at `paths`, an item for each entry, do not have. Blocks."""
+    entries = tree.chunk_entry[numbers].tolist()
+    bad: list[int] = []
+    for entry, of_file in groupby(zip(entries, numbers.tolist(), strict=True), key=itemgetter(0)):
+        wanted = [number for _, number in of_file]
+        try:
+            descriptor = os.open(paths[entry], _READ)
+        except OSError:
+            bad += wanted
+            continue
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            bad += _bad_of_file(tree, descriptor, wanted)
+        finally:
+            os.close(descriptor)
+    return np.array(bad, np.int64)
+
+
+def _bad_of_file(tree: Tree, descriptor: int, numbers: list[int]) -> Iterator[int]:
+    for number in numbers:
+        offset, length = int(tree.chunk_offset[number]), int(tree.chunk_bytes[number])
+        try:
+            found = os.pread(descriptor, length, offset)
+        except OSError:
+            found = b""
+        if raw_digest((found,)) != tree.chunk_digest[number].tobytes():
+            yield number
+
+
+def wrong_entries(tree: Tree, root: str) -> list[bytes]:
+    """Paths that are missing, of another type, size, mode or target, or not in the tree. Blocks.
+
+    Owners, times and extended attributes are not looked at: a system may refuse them.
+    """
+    top, wrong = os.fsencode(root), []
+    paths = tree.paths()
+    for index, path in enumerate(paths):
+        try:
+            there = os.lstat(os.path.join(top, path))
+        except OSError:
+            wrong.append(path)
+            continue
+        if not _fits(tree, index, there, os.path.join(top, path)):
+            wrong.append(path)
+    known = set(paths)
+    for folder, folders, files in os.walk(top):
+        inner = os.path.relpath(folder, top)
+        names = [os.path.join(inner, name) if inner != b"." else name for name in folders + files]
+        wrong += [name for name in names if name not in known]
+    return wrong
+
+
+def _fits(tree: Tree, index: int, there: os.stat_result, path: bytes) -> bool:
+    kind = EntryType(int(tree.columns["type"][index]))
+    if stat.S_IFMT(there.st_mode) != _FORMATS[kind]:
+        return False
+    if kind is EntryType.SYMLINK:
+        return os.readlink(path) == tree.entry(index).target
+    mode = int(tree.columns["mode"][index])
+    if stat.S_IMODE(there.st_mode) != mode & 0o1777 and index != ROOT:
+        return False
+    group = int(tree.columns["group"][index])
+    return kind is not EntryType.FILE or there.st_size == int(tree.columns["size"][group])

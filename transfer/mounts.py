@@ -1,0 +1,152 @@
+"""Read-only mounts of trees: overlayfs with lower layers only, so read-only at the superblock.
+
+Nobody can remount one writable, whatever rights he has. The mount's source says which volume and
+tree it is, so the mount table is all the state there is. All of it blocks and needs root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from dataclasses import dataclass
+
+from imgfmt.errors import AccessDenied, Conflict, InvalidInput, NotFound, Unsupported
+from transfer.oserrors import printable, translate
+
+SOURCE = "snapcask:1"
+
+_AT_FDCWD = -100
+_CLOEXEC = 1
+_SET_FLAG, _SET_STRING, _CMD_CREATE = 0, 1, 6
+_ATTRIBUTES = 0x1 | 0x2 | 0x4  # MOUNT_ATTR_RDONLY, NOSUID, NODEV
+_MOVE_EMPTY_PATH = 0x4
+_MS_FLAGS = 0x1 | 0x2 | 0x4  # MS_RDONLY, MS_NOSUID, MS_NODEV
+_UMOUNT_NOFOLLOW = 0x8
+_FSOPEN, _FSCONFIG, _FSMOUNT, _MOVE_MOUNT = 430, 431, 432, 429  # the same on all architectures
+_NOT_THERE = (errno.ENOSYS, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP)
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """One of our mounts: `tree` is 64 hexadecimal digits, `directory` where it is."""
+
+    volume: str
+    tree: str
+    directory: str
+
+
+def source_of(volume: str, tree: str) -> str:
+    """The mount source that names a volume and its tree. Raises InvalidInput."""
+    if not _NAME.fullmatch(volume):
+        raise InvalidInput(f"{volume[:80]!r} can't name a volume; use letters, digits, . - and _")
+    return f"{SOURCE}:{volume}:{tree}"
+
+
+def mount_tree(tree_folder: str, empty_folder: str, volume: str, directory: str) -> None:
+    """Mount the tree in `tree_folder`, whose name it has, at the existing `directory`."""
+    source = source_of(volume, os.path.basename(tree_folder))
+    layers = tree_folder, empty_folder
+    if not os.path.isdir(directory):
+        raise NotFound(f"{printable(directory)} is no directory; make it first")
+    try:
+        try:
+            _mount_new(source, layers, directory)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+            _mount_old(source, layers, directory)
+    except OSError as error:
+        what = f"mounting at {printable(directory)}"
+        if error.errno == errno.ENODEV:
+            raise Unsupported(f"{what}: this kernel has no overlayfs; load it") from error
+        if error.errno == errno.EPERM:
+            raise AccessDenied(f"{what}: the kernel refuses it; run as root") from error
+        raise translate(error, what) from error
+
+
+def _mount_new(source: str, layers: tuple[str, ...], directory: str) -> None:
+    """By file descriptors, Linux 6.7: no path is quoted, or too long."""
+    context = _call(_FSOPEN, ctypes.c_char_p(b"overlay"), _CLOEXEC)
+    try:
+        _configure(context, _SET_STRING, b"source", source.encode())
+        for layer in layers:
+            _configure(context, _SET_STRING, b"lowerdir+", os.fsencode(layer))
+        _configure(context, _SET_FLAG, b"ro", None)
+        _configure(context, _CMD_CREATE, None, None)
+        mount = _call(_FSMOUNT, context, _CLOEXEC, _ATTRIBUTES)
+    finally:
+        os.close(context)
+    try:
+        target = ctypes.c_char_p(os.fsencode(directory))
+        _call(_MOVE_MOUNT, mount, ctypes.c_char_p(b""), _AT_FDCWD, target, _MOVE_EMPTY_PATH)
+    finally:
+        os.close(mount)
+
+
+def _mount_old(source: str, layers: tuple[str, ...], directory: str) -> None:
+    lower = b":".join(re.sub(rb"([\\:,])", rb"\\\1", os.fsencode(layer)) for layer in layers)
+    libc = ctypes.CDLL(None, use_errno=True)
+    place = os.fsencode(directory)
+    options = b"lowerdir=" + lower
+    if libc.mount(source.encode(), place, b"overlay", ctypes.c_ulong(_MS_FLAGS), options) != 0:
+        raise _last_error()
+
+
+def _configure(context: int, command: int, key: bytes | None, value: bytes | None) -> None:
+    _call(_FSCONFIG, context, command, ctypes.c_char_p(key), ctypes.c_char_p(value), 0)
+
+
+def _call(number: int, *arguments: int | ctypes.c_char_p) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = int(libc.syscall(ctypes.c_long(number), *wide))
+    if result < 0:
+        raise _last_error()
+    return result
+
+
+def _last_error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
+
+
+def unmount(directory: str) -> None:
+    """Undo the uppermost mount at `directory`. Raises Conflict while it is in use."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(directory), _UMOUNT_NOFOLLOW) != 0:
+        error = _last_error()
+        shown = printable(directory)
+        if error.errno == errno.EBUSY:
+            raise Conflict(f"{shown} is in use; end what runs or has files open there") from error
+        if error.errno == errno.EINVAL:
+            raise NotFound(f"nothing is mounted at {shown}") from error
+        raise translate(error, f"unmounting {shown}") from error
+
+
+def mounts() -> list[Mounted]:
+    """Our mounts in this mount namespace, in the order of the mount table."""
+    found = []
+    marker = f" - overlay {SOURCE}:".encode()
+    with open("/proc/self/mountinfo", "rb") as table:
+        lines = table.read().split(b"\n")
+    for line in lines:
+        before, ours, rest = line.partition(marker)
+        if ours:
+            volume, _, tree = rest.split(b" ", 1)[0].decode().partition(":")
+            found.append(Mounted(volume, tree, os.fsdecode(_plain(before.split(b" ")[4]))))
+    return found
+
+
+def _plain(path: bytes) -> bytes:
+    """A path of the mount table, whose blanks and backslashes are written in octal."""
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), path)
+
+
+def namespace_id() -> int:
+    """The mount namespace of this process."""
+    return os.stat("/proc/self/ns/mnt").st_ino

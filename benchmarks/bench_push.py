@@ -72,7 +72,7 @@ def bare_loop(folder: Path, out: Path | None) -> None:
 
 
 def _hashed_ranges(source: int, size_bytes: int, buffer: memoryview) -> Iterator[tuple[int, int]]:
-    """Ranges of `buffer` whose chunks were hashed; an open chunk is moved in front of the next block."""
+    """Ranges of `buffer` whose chunks were hashed; an open chunk moves before the next block."""
     profile, position, begin = Profile(), 0, LEAD_BYTES
     cutter = Cutter(profile, size_bytes)
     while position < size_bytes:
@@ -97,9 +97,11 @@ def _hashed_ranges(source: int, size_bytes: int, buffer: memoryview) -> Iterator
 def push_once(store_folder: Path, snapshot: Path) -> PushReport:
     """One push into the store, which is made if it is not there."""
 
+    is_new = not store_folder.exists()
+
     async def run() -> PushReport:
         store = PosixStore(str(store_folder))
-        if not store_folder.exists():
+        if is_new:
             record = StoreRecord(os.urandom(16), concurrent_writers=True, codec=NewChunks.RAW)
             await init_store(store, record)
         catalog = await open_catalog(store, write=True)

@@ -88,11 +88,11 @@ def main() -> None:
         print(
             f"two processes load the same {options.weights_mb} MB of weights, in different orders"
         )
-        with replica(folder, 0, options.weights_mb) as first:
-            with replica(folder, 1, options.weights_mb) as second:
-                for number, pid in enumerate((first, second)):
-                    stats = capture_process(pid, folder / f"replica-{number}")
-                    print(f"captured process {pid}: {stats.bytes / 1e6:.0f} MB of memory")
+        weights_mb = options.weights_mb
+        with replica(folder, 0, weights_mb) as first, replica(folder, 1, weights_mb) as second:
+            for number, pid in enumerate((first, second)):
+                stats = capture_process(pid, folder / f"replica-{number}")
+                print(f"captured process {pid}: {stats.bytes / 1e6:.0f} MB of memory")
         os.environ["SNAPCASK_STORE"] = str(store)
         print(snapcask("init", str(store)), end="")
         pushes = {}

@@ -1,0 +1,138 @@
+"""What cutting costs, and what it finds.
+
+Speed: page fingerprints, zero pages and cuts of data in memory on one core, beside BLAKE3 and a
+memory copy of the same data. Dedup: the new bytes that each of several directories adds, cut by
+page-CDC, at fixed offsets, and as single pages, which no cut at page boundaries can beat.
+Run: `make bench BENCH=chunking`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from benchmarks.report import Cost, Report, Samples, Work, machine, repeat
+from benchmarks.snapshots import BLOCK_BYTES, PAGE, REPLICAS, cuts, files_of, unpack_replicas
+from imgfmt.chunking import Profile
+
+MIB = 1024 * 1024
+HASH_BYTES = 256 * 1024
+TARGET_GB_S = 5.0
+TARGETS_MB = dict(zip(REPLICAS, (36.5, 25.0, 25.0), strict=True))
+
+Chunker = Callable[[memoryview], Iterator[memoryview]]
+
+
+def inputs(size_bytes: int) -> dict[str, memoryview]:
+    """Data to cut, by what it is."""
+    n_pages = size_bytes // PAGE
+    rng = np.random.default_rng(1)
+    random = np.frombuffer(rng.bytes(n_pages * PAGE), np.uint8).reshape(n_pages, PAGE)
+    scattered = random * (rng.random(n_pages) >= 0.3).astype(np.uint8)[:, None]
+    in_runs = random * np.repeat(rng.random(-(-n_pages // 64)) >= 0.3, 64)[:n_pages, None]
+    cases = {
+        "random": random,
+        "30 % zero pages, scattered": scattered,
+        "30 % zero pages, in runs of 64": in_runs,
+        "all zero": np.zeros_like(random),
+    }
+    return {name: array.reshape(-1).data for name, array in cases.items()}
+
+
+def hash_pieces(data: memoryview) -> None:
+    """BLAKE3 of pieces that are as long as a chunk is on average."""
+    for start in range(0, len(data), HASH_BYTES):
+        blake3(data[start : start + HASH_BYTES]).digest()
+
+
+def measure_speed(size_bytes: int, rounds: int, report: Report) -> None:
+    """Add GB per second of CPU of all cases, which take turns so that all see the same noise."""
+    data = inputs(size_bytes)
+    source = np.frombuffer(data["random"], np.uint8)
+    target = np.ones_like(source)
+    cases: dict[str, Work] = {
+        f"cut, {name}": partial(cuts, view, Profile()) for name, view in data.items()
+    }
+    cases["limit: BLAKE3"] = partial(hash_pieces, data["random"])
+    cases["limit: memory copy"] = partial(np.copyto, target, source)
+    costs: dict[str, list[Cost]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, work in cases.items():
+            costs[name].append(repeat(work, 1))
+    for name, found in costs.items():
+        rate = Samples(tuple(cost.cpu_s.median for cost in found)).gb_s(len(source))
+        goal = {"target_gb_s": TARGET_GB_S} if name.startswith("cut") else {}
+        report.add(name, gb_per_cpu_s=rate, **goal)
+
+
+def by_page_cdc(data: memoryview) -> Iterator[memoryview]:
+    """Chunks as a push cuts them."""
+    for run in cuts(data, Profile()):
+        yield data[run.start * PAGE : (run.start + run.pages) * PAGE]
+
+
+def by_offset(step_bytes: int, data: memoryview) -> Iterator[memoryview]:
+    """Pieces of one length, without those that are all zero."""
+    for start in range(0, len(data), step_bytes):
+        piece = data[start : start + step_bytes]
+        if np.frombuffer(piece, np.uint8).any():
+            yield piece
+
+
+CHUNKERS: dict[str, Chunker] = {
+    "page-CDC": by_page_cdc,
+    "single pages (the bound)": partial(by_offset, PAGE),
+    "fixed 64 KiB": partial(by_offset, 64 * 1024),
+    "fixed 1 MiB": partial(by_offset, MIB),
+}
+
+
+def measure_dedup(
+    folders: Sequence[Path], targets_mb: dict[str, float], report: Report
+) -> dict[str, list[int]]:
+    """Add what each of `folders`, in this order, adds; returns new bytes by way of cutting."""
+    found: dict[str, list[int]] = {}
+    for name, chunker in CHUNKERS.items():
+        seen: set[bytes] = set()
+        found[name] = []
+        for folder in folders:
+            n_new, new_bytes = 0, 0
+            for data in files_of(folder):
+                for chunk in chunker(data):
+                    digest = blake3(chunk).digest()
+                    if digest not in seen:
+                        seen.add(digest)
+                        n_new, new_bytes = n_new + 1, new_bytes + len(chunk)
+            goal = {"target_mb": targets_mb[folder.name]} if folder.name in targets_mb else {}
+            goal = goal if chunker is by_page_cdc else {}
+            report.add(f"{name}: {folder.name}", new_mb=new_bytes / 1e6, n_new=n_new, **goal)
+            found[name].append(new_bytes)
+    return found
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "folders", type=Path, nargs="*", help="snapshots in the order of pushing (default: ours)"
+    )
+    parser.add_argument("--mib", type=int, default=256, help="data to cut, beyond any cache")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-chunking-") as name:
+        report = Report("bench_chunking", machine(Path(name)))
+        measure_speed(options.mib * MIB, options.rounds, report)
+        folders = options.folders or unpack_replicas(Path(name))
+        measure_dedup(folders, {} if options.folders else TARGETS_MB, report)
+        report.show()
+        print(f"\nblocks of {BLOCK_BYTES // MIB} MiB; written: {report.write()}")
+
+
+if __name__ == "__main__":
+    main()

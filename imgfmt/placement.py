@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from imgfmt.pack import (
 from imgfmt.wire import Array, Column, Layout, decode_table, encode_table
 
 MAX_CHUNKS = 2**32 - 1
+_CHUNKS_AT_ONCE = 250_000
 
 LAYOUT = Layout(
     "placement",
@@ -196,19 +198,23 @@ def build(
     encoded_chunk = np.flatnonzero(chunk_codec)
     starts_run = np.ones(len(pack), bool)
     if len(pack):
-        mask = np.uint64(page_bytes - 1)
-        end = chunk_offset[:-1].astype("u8") + chunk_stored_bytes[:-1]
-        next_page = (end + mask) & ~mask
-        follows = np.where(chunk_codec[1:] == RAW, next_page, end) == chunk_offset[1:]
-        starts_run[1:] = ~follows | (pack[1:] != pack[:-1])
+        mask, is_raw = np.uint64(page_bytes - 1), chunk_codec[1:] == RAW
+        end = chunk_offset[:-1].astype("u8")  # where the next chunk of a run begins
+        end += chunk_stored_bytes[:-1]
+        np.add(end, mask, out=end, where=is_raw)
+        np.bitwise_and(end, ~mask, out=end, where=is_raw)
+        starts_run[1:] = (end != chunk_offset[1:]) | (pack[1:] != pack[:-1])
     run_chunk = np.flatnonzero(starts_run)
-    once = _first_of_each(pack, chunk_digest)
-    live_bytes = np.bincount(pack[once], weights=chunk_stored_bytes[once], minlength=len(packs))
+    live_bytes = np.zeros(len(packs), "u8")
+    for some in _by_digest(chunk_digest):
+        once = some[_first_of_each(pack[some], chunk_digest[some])]
+        found = np.bincount(pack[once], weights=chunk_stored_bytes[once], minlength=len(packs))
+        live_bytes += found.astype("u8")
     return Placement(
         tree=tree,
         n_chunks=len(pack),
         packs=packs,
-        pack_live_bytes=live_bytes.astype("u8"),
+        pack_live_bytes=live_bytes,
         run_pack=pack[run_chunk],
         run_offset=chunk_offset[run_chunk].astype("u4"),
         run_chunk=run_chunk.astype("u4"),
@@ -225,6 +231,13 @@ def _used_packs(names: U1, chunk_pack: Array) -> tuple[U1, U4]:
     to_new = np.zeros(len(names), "u4")
     to_new[used] = position.reshape(-1)
     return packs, to_new[chunk_pack]
+
+
+def _by_digest(digests: U1) -> Iterator[npt.NDArray[np.intp]]:
+    """Numbers of all chunks, in parts that have no digest in common, to save memory."""
+    n_parts = min(256, 1 + len(digests) // _CHUNKS_AT_ONCE)
+    part = (np.arange(256) * n_parts // 256).astype("u1")[digests[:, 0]]
+    return (np.flatnonzero(part == number) for number in range(n_parts))
 
 
 def _first_of_each(pack: U4, digests: U1) -> npt.NDArray[np.intp]:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from imgfmt.chunking import Cuts
 from imgfmt.digest import DIGEST_BYTES
+from imgfmt.errors import Internal
 from imgfmt.tree import FileContent
 
 
 @dataclass(slots=True)
 class _FileRecord:
-    pages: array[int] = field(default_factory=lambda: array("H"))
+    """`first` is the number of the file's first chunk in the order of arrival."""
+
+    first: int
+    n_chunks: int = 0
+    n_placed: int = 0
     extent_chunks: array[int] = field(default_factory=lambda: array("I"))
     extent_holes: array[int] = field(default_factory=lambda: array("Q"))
     run_chunks: int = 0
-    digests: bytearray = field(default_factory=bytearray)
-    pack: array[int] = field(default_factory=lambda: array("I"))
-    offset: array[int] = field(default_factory=lambda: array("I"))
-    stored_bytes: array[int] = field(default_factory=lambda: array("I"))
-    codec: array[int] = field(default_factory=lambda: array("B"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,33 @@ class PlaceTaker(Protocol):
 
 
 class ContentRecorder:
-    """Files are told apart by the index of their entry; each file's chunks come in order."""
+    """Files are told apart by the index of their entry. They come one after the other.
+
+    So all chunks together are a few columns that grow, whatever the number of files.
+    """
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self._files: dict[int, _FileRecord] = {}
+        self._n_placed = 0
+        self._pages = array("H")
+        self._digests = bytearray()
+        self._pack = array("I")
+        self._offset = array("I")
+        self._stored_bytes = array("I")
+        self._codec = array("B")
 
     def add(self, entry: int, cuts: Cuts) -> None:
-        """The next chunks and holes of a file."""
-        record = self._files.setdefault(entry, _FileRecord())
-        record.pages.extend([run.pages for run in cuts.chunks])
+        """The next chunks and holes of a file. Raises Internal if another one has begun since."""
+        record = self._files.get(entry)
+        if record is None:
+            record = self._files[entry] = _FileRecord(len(self._pages))
+        if record.first + record.n_chunks != len(self._pages):
+            raise Internal(f"chunks of entry {entry} came after those of another file")
+        self._pages.extend([run.pages for run in cuts.chunks])
+        record.n_chunks += len(cuts.chunks)
         taken = 0
         if cuts.holes:
             starts = [run.start for run in cuts.chunks]
@@ -78,36 +97,48 @@ class ContentRecorder:
     def place(
         self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
     ) -> None:
-        """See `PlaceTaker.place`."""
+        """See `PlaceTaker.place`. Raises Internal unless chunks come in the order of `add`."""
         record = self._files[entry]
-        record.digests += digest
-        record.pack.append(pack)
-        record.offset.append(offset)
-        record.stored_bytes.append(stored_bytes)
-        record.codec.append(codec)
+        if record.first + record.n_placed != self._n_placed:
+            raise Internal(f"a chunk of entry {entry} was placed before those that came earlier")
+        record.n_placed += 1
+        self._n_placed += 1
+        self._digests += digest
+        self._pack.append(pack)
+        self._offset.append(offset)
+        self._stored_bytes.append(stored_bytes)
+        self._codec.append(codec)
 
     def finish(self) -> tuple[dict[int, FileContent], ChunkPlaces]:
         """The cuts of all files, and where their chunks lie in the order of the tree.
 
         Both share the digests. The recorder is left empty, so that nothing is held twice.
         """
-        n_chunks = sum(len(record.codec) for record in self._files.values())
-        digest = np.empty((n_chunks, DIGEST_BYTES), dtype=np.uint8)
-        pack, offset, stored_bytes = (np.empty(n_chunks, dtype=np.uint32) for _ in range(3))
-        codec = np.empty(n_chunks, dtype=np.uint8)
+        records = dict(sorted(self._files.items()))
+        order = [slice(r.first, r.first + r.n_chunks) for r in records.values()]
+        digests = np.frombuffer(self._digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        places = ChunkPlaces(
+            _joined(digests, order),
+            _joined(np.frombuffer(self._pack, dtype=np.uint32), order),
+            _joined(np.frombuffer(self._offset, dtype=np.uint32), order),
+            _joined(np.frombuffer(self._stored_bytes, dtype=np.uint32), order),
+            _joined(np.frombuffer(self._codec, dtype=np.uint8), order),
+        )
+        pages = np.frombuffer(self._pages, dtype=np.uint16)
+        self._clear()
         contents: dict[int, FileContent] = {}
         start = 0
-        for entry in sorted(self._files):
-            record = self._files.pop(entry)
-            here = slice(start, start + len(record.codec))
-            digest[here] = np.frombuffer(record.digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-            pack[here], offset[here] = record.pack, record.offset
-            stored_bytes[here], codec[here] = record.stored_bytes, record.codec
+        for (entry, record), arrived in zip(records.items(), order, strict=True):
             contents[entry] = FileContent(
-                digest[here],
-                np.frombuffer(record.pages, dtype=np.uint16),
+                places.digest[start : start + record.n_chunks],
+                pages[arrived],
                 np.array(record.extent_chunks, dtype=np.uint32),
                 np.array(record.extent_holes, dtype=np.uint64),
             )
-            start = here.stop
-        return contents, ChunkPlaces(digest, pack, offset, stored_bytes, codec)
+            start += record.n_chunks
+        return contents, places
+
+
+def _joined(column: npt.NDArray[Any], parts: Sequence[slice]) -> npt.NDArray[Any]:
+    """These parts of the column, one after the other; a copy."""
+    return np.concatenate([column[part] for part in parts]) if parts else column[:0].copy()

@@ -20,9 +20,10 @@ from imgfmt.chunking import MAX_CHUNK_BYTES
 from imgfmt.codec import RAW, decode_into
 from imgfmt.digest import DIGEST_BYTES, Digest, raw_digest
 from imgfmt.errors import CorruptData, NotFound
-from transfer.buffers import Allocator, BufferPool, page_aligned
+from transfer.buffers import Allocator, BufferPool, Lease, page_aligned
 from transfer.catalog import Catalog, MemberContent
 from transfer.config import TransferConfig
+from transfer.hedge import HedgeableStore, Hedger
 from transfer.oserrors import printable
 from transfer.plan import U1, ChunkTable, Numbers, ReadOp, ReadPlan, chunk_table, plan_reads
 from transfer.progress import Progress, Silent
@@ -149,7 +150,9 @@ class Executor:
     def n_workers(self) -> int:
         """How many ranges may be in memory at once, along with what they are decoded to."""
         decoded_bytes = _SCRATCH_BYTES + MAX_CHUNK_BYTES if self.table.codec.any() else 0
-        return max(1, self._config.max_memory_bytes // (self._config.block_bytes + decoded_bytes))
+        n_ranges = self._config.max_memory_bytes // (self._config.block_bytes + decoded_bytes)
+        spare = int(isinstance(self.catalog.store, HedgeableStore))  # for a second read
+        return max(1, n_ranges - spare)
 
     def described(self, number: int) -> str:
         """A chunk, a file that it belongs to and its pack, for messages."""
@@ -159,6 +162,13 @@ class Executor:
         pack = self.table.packs[self.table.pack[number]].tobytes().hex()
         digest = Digest(self.table.digest[number].tobytes())
         return self.catalog.named(f"chunk {digest} of {path} in pack {pack}")
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The buffer that a worker holds."""
+
+    lease: Lease
 
 
 class _PackMissing(Exception):
@@ -172,6 +182,7 @@ class _Run:
         self._executor = executor
         self._sink = sink
         self._progress = progress
+        self._hedger: Hedger | None = None
         self.done = np.zeros(len(executor.table), dtype=np.bool_)
         self.fetched_bytes = 0
         self.plain_bytes = 0
@@ -182,23 +193,37 @@ class _Run:
         free: list[memoryview] = []
 
         async def work(op: ReadOp) -> None:
-            with await self._executor.pool.acquire() as lease:
+            slot = _Slot(await self._executor.pool.acquire())
+            try:
                 scratch = free.pop() if free else self._executor.scratch(scratch_bytes)
-                await self._fetch(plan, op, lease.view, scratch, final=final)
+                await self._fetch(plan, op, slot, scratch, final=final)
                 free.append(scratch)
+            finally:
+                slot.lease.release()
             self._progress.advance(op.plain_bytes)
 
-        await each(plan.ops(), work, min(self._executor.n_workers, len(plan)))
+        n_workers = min(self._executor.n_workers, len(plan))
+        store = self._executor.catalog.store
+        if isinstance(store, HedgeableStore):
+            async with Hedger(store, self._executor.pool, len(plan)) as self._hedger:
+                await each(plan.ops(), work, n_workers)
+        else:
+            await each(plan.ops(), work, n_workers)
+
+    async def _read_range(self, op: ReadOp, slot: _Slot) -> None:
+        """Fill the slot, which may be another one then."""
+        key, store = layout.pack_key(op.pack), self._executor.catalog.store
+        if self._hedger is not None:
+            slot.lease = await self._hedger.read(key, op.offset, op.size_bytes, slot.lease)
+        else:
+            await store.read_into(key, op.offset, slot.lease.view[: op.size_bytes])
 
     async def _fetch(
-        self, plan: ReadPlan, op: ReadOp, slot: memoryview, scratch: memoryview, *, final: bool
+        self, plan: ReadPlan, op: ReadOp, slot: _Slot, scratch: memoryview, *, final: bool
     ) -> None:
         """Read a range. One that is cut short is read again piece by piece, for what is there."""
-        buffer = slot[: op.size_bytes]
         try:
-            await self._executor.catalog.store.read_into(
-                layout.pack_key(op.pack), op.offset, buffer
-            )
+            await self._read_range(op, slot)
         except NotFound as error:
             if not final:
                 raise _PackMissing from error
@@ -211,7 +236,7 @@ class _Run:
                 await self._fetch(plan, part, slot, scratch, final=final)
         else:
             self.fetched_bytes += op.size_bytes
-            run = self._executor.threads.run
+            run, buffer = self._executor.threads.run, slot.lease.view[: op.size_bytes]
             plain_bytes = await run(self._verify, plan, op, buffer, scratch)
             self.plain_bytes += plain_bytes  # not across the await: others add to it meanwhile
 

@@ -21,8 +21,9 @@ from imgfmt.tree import PEEK_BYTES, peek_totals
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import each
-from transfer.leases import DoomedSet, WriterLease, read_doomed, rescue_epoch
-from transfer.push import next_record, whoami
+from transfer.leases import DoomedSet, WriterLease, boot_s, read_doomed, rescue_epoch
+from transfer.progress import Clock
+from transfer.push import next_record, take_back, whoami
 from transfer.store.base import StoredReference
 from transfer.tasks import finished
 
@@ -56,28 +57,39 @@ class ListedReference:
 
 
 async def tag(
-    catalog: Catalog, source: ImageRef, name: str, tag: str, *, config: TransferConfig
+    catalog: Catalog,
+    source: ImageRef,
+    name: str,
+    tag: str,
+    *,
+    config: TransferConfig,
+    now_s: Clock = boot_s,
 ) -> Naming:
     """Point `name:tag` at the image or variants that `source` means now.
 
     Raises NotFound if something that it needs is gone, Conflict if collectors are about to delete
     its packs or someone else changed the reference meanwhile.
     """
-    async with _lease(catalog, "tag", config) as lease:
+    async with _lease(catalog, "tag", config, now_s) as lease:
         seen = await catalog.store.read_reference(name, tag)
         target = await catalog.resolve(source)
-        kind = await _protect(catalog, target, lease)
-        return await _point(catalog, name, tag, kind, target, seen)
+        return await _point(catalog, lease, name, tag, target, seen)
 
 
 async def write_variants(
-    catalog: Catalog, sources: Sequence[ImageRef], name: str, tag: str, *, config: TransferConfig
+    catalog: Catalog,
+    sources: Sequence[ImageRef],
+    name: str,
+    tag: str,
+    *,
+    config: TransferConfig,
+    now_s: Clock = boot_s,
 ) -> Naming:
     """Store the list of these images, the preferred first, and point `name:tag` at it.
 
     Raises InvalidInput if one is not an image or is there twice; else as `tag`.
     """
-    async with _lease(catalog, "variants", config) as lease:
+    async with _lease(catalog, "variants", config, now_s) as lease:
         seen = await catalog.store.read_reference(name, tag)
         digests = [await catalog.resolve(source) for source in sources]
         for source, digest in zip(sources, digests, strict=True):
@@ -87,8 +99,7 @@ async def write_variants(
                 raise InvalidInput(f"image {digest.short} is given more than once, as {source}")
         raw = Variants(tuple(Variant(digest) for digest in digests)).encode()
         target = digest_of(raw)
-        kind = await _protect(catalog, target, lease, raw)
-        return await _point(catalog, name, tag, kind, target, seen)
+        return await _point(catalog, lease, name, tag, target, seen, raw)
 
 
 async def remove(catalog: Catalog, name: str, tag: str) -> Naming:
@@ -140,10 +151,10 @@ async def _totals(catalog: Catalog, tree: Digest) -> tuple[int, int]:
 
 @asynccontextmanager
 async def _lease(
-    catalog: Catalog, purpose: str, config: TransferConfig
+    catalog: Catalog, purpose: str, config: TransferConfig, now_s: Clock
 ) -> AsyncIterator[WriterLease]:
     ttl_s = min(config.lease_ttl_s, catalog.record.lease_ttl_s)
-    lease = WriterLease(catalog, purpose, whoami(), ttl_s)
+    lease = WriterLease(catalog, purpose, whoami(), ttl_s, now_s)
     try:
         await lease.take()
         yield lease
@@ -152,13 +163,20 @@ async def _lease(
 
 
 async def _point(
-    catalog: Catalog, name: str, tag: str, kind: TargetKind, target: Digest,
-    seen: StoredReference | None,
+    catalog: Catalog, lease: WriterLease, name: str, tag: str, target: Digest,
+    seen: StoredReference | None, raw: bytes | None = None,
 ) -> Naming:  # fmt: skip
+    """Change the reference once that is safe. For `raw` see `_protect`."""
+    kind, term = await _protect(catalog, target, lease, raw), lease.term
     changed = seen is None or seen.record.target != target
     if changed:
-        record = next_record(name, tag, seen, kind, target)
-        await catalog.store.change_reference(record, seen)
+        await catalog.store.change_reference(next_record(name, tag, seen, kind, target), seen)
+    if changed and not lease.held_since(term):  # SPEC.md 11.4
+        try:
+            await _protect(catalog, target, lease, raw)
+        except BaseException:
+            await finished(take_back(catalog.store, name, tag, target, seen))
+            raise
     return Naming(f"{name}:{tag}", kind, target, changed)
 
 

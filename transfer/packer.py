@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from imgfmt import index, layout
+from imgfmt.chunking import PAGE_BYTES_CHOICES
 from imgfmt.codec import RAW, ZSTD, encode_zstd
-from imgfmt.pack import MAX_CHUNKS, PackTable, encode_header, encode_tail
+from imgfmt.pack import (
+    MAX_CHUNKS,
+    MAX_PACK_BYTES,
+    MAX_TABLE_BYTES,
+    PackTable,
+    encode_header,
+    encode_tail,
+)
 from imgfmt.store_record import NewChunks
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog
@@ -31,6 +39,7 @@ AUTO_GAIN = 1.4
 KEEP_GAIN = 1.05
 _SAMPLE_BYTES = 65_536
 _SAMPLE_EVERY = 16
+_MAX_POSITION = MAX_PACK_BYTES - MAX_TABLE_BYTES - 2 * max(PAGE_BYTES_CHOICES)  # all else follows
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class Packer:
     ) -> _OpenPack:
         """The pack that takes the next chunk; closes a full one after writing `group` to it."""
         pack = self._pack
-        limit = self._catalog.record.pack_bytes
+        limit = min(self._catalog.record.pack_bytes, _MAX_POSITION)
         if (
             pack is not None
             and pack.names

@@ -24,6 +24,7 @@ from imgfmt.reference import ReferenceRecord, TargetKind
 from transfer.buffers import BufferPool, page_aligned
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
+from transfer.contents import ContentRecorder
 from transfer.drafts import Draft, draft_of_listing, draft_of_member
 from transfer.indexing import join_segments
 from transfer.ingest import Batch, Chunk, Ingest
@@ -32,7 +33,7 @@ from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.packer import PackedCounts, Packer
 from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.scan import Listing, check_unchanged, scan_directory
-from transfer.store.base import StoredReference
+from transfer.store.base import Store, StoredReference
 from transfer.tasks import finished, first_cause
 from transfer.threads import Threads
 
@@ -199,6 +200,13 @@ class _Push:
         self, source: DirectorySource, listing: Listing, packer: Packer, group: asyncio.TaskGroup
     ) -> Draft:
         """Read, cut, hash and store the files of one directory."""
+        contents = await self._read(listing, packer, group)
+        return draft_of_listing(listing, contents, self._catalog.profile, source.member)
+
+    async def _read(
+        self, listing: Listing, packer: Packer, group: asyncio.TaskGroup
+    ) -> ContentRecorder:
+        """What a draft is made of. The buffers are let go with the end of this."""
         pool = BufferPool(self._config.n_slots, self._config.block_bytes)
         ingest = Ingest(listing, self._catalog.profile, pool, self._threads, group)
         ingest.start()
@@ -206,7 +214,7 @@ class _Push:
             plain_bytes = sum(chunk.plain_bytes for chunk in batch.chunks)
             await packer.store(batch, ingest.contents)
             self._progress.advance(plain_bytes)
-        return draft_of_listing(listing, ingest.contents, self._catalog.profile, source.member)
+        return ingest.contents
 
     def _image(self, members: Sequence[Member]) -> bytes:
         ordered = tuple(sorted(members, key=lambda member: member.name))
@@ -221,7 +229,9 @@ class _Push:
             try:
                 await self._write_metadata(what)
             except BaseException:
-                await finished(self._take_back(what.digest, seen))
+                if self._request.reference is not None:
+                    names = self._request.reference
+                    await finished(take_back(self._store, *names, what.digest, seen))
                 raise
         return reference
 
@@ -311,17 +321,6 @@ class _Push:
             ) from error
         return f"{name}:{tag}"
 
-    async def _take_back(self, image: Digest, seen: StoredReference | None) -> None:
-        """Let the reference point to what it did before, if it still points to `image`."""
-        if self._request.reference is None:
-            return
-        name, tag = self._request.reference
-        now = await self._store.read_reference(name, tag)
-        if now is not None and now.record.target == image:
-            kind = seen.record.target_kind if seen else TargetKind.NONE
-            target = seen.record.target if seen else None
-            await self._store.change_reference(next_record(name, tag, now, kind, target), now)
-
 
 @dataclass(frozen=True, slots=True)
 class _Publication:
@@ -372,6 +371,17 @@ def next_record(
     if seen is None:
         return ReferenceRecord(name, tag, kind, target, write_id, now_ns, whoami())
     return seen.record.replaced_by(kind, target, write_id, now_ns, whoami())
+
+
+async def take_back(
+    store: Store, name: str, tag: str, target: Digest, seen: StoredReference | None
+) -> None:
+    """Let a reference point to what it did when it was `seen`, if it points to `target` now."""
+    now = await store.read_reference(name, tag)
+    if now is not None and now.record.target == target:
+        kind = seen.record.target_kind if seen else TargetKind.NONE
+        before = seen.record.target if seen else None
+        await store.change_reference(next_record(name, tag, now, kind, before), now)
 
 
 def whoami() -> str:

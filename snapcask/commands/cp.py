@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from snapcask.commands import display
-from snapcask.commands.options import json_option, memory_option, quiet_option, store_option
+from snapcask.commands.options import (
+    bwlimit_option,
+    json_option,
+    memory_option,
+    quiet_option,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from transfer.copy import CopyReport
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 @store_option
 @click.option("--to", "target", metavar="STORE", required=True, help="The store to copy to.")
 @memory_option
+@bwlimit_option
 @json_option
 @quiet_option
 def command(

@@ -44,7 +44,7 @@ def store_option(function: F) -> F:
     """`--store`, or the environment."""
     return click.option(
         "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True, callback=_needed,
-        help="Directory or file:// URL of the store.",
+        help="Directory, file:// or s3:// URL of the store.",
     )(function)  # fmt: skip
 
 
@@ -74,6 +74,26 @@ def cache_options(function: F) -> F:
         default="/var/lib/snapcask", show_default=True, help="The cache of this node.",
     )(allowed)  # fmt: skip
     return cast(F, placed)
+
+
+def bwlimit_option(function: F) -> F:
+    """`--bwlimit`, which becomes an option in the store's URL."""
+
+    @functools.wraps(function)
+    def limited(*args: Any, bytes_per_s: int | None, store: str, **kwargs: Any) -> Any:
+        if bytes_per_s is not None:
+            if not store.lower().startswith("s3://"):
+                raise click.UsageError(f"--bwlimit is for s3:// stores, {store} is none")
+            store += f"{'&' if '?' in store else '?'}bwlimit={bytes_per_s}"
+        return function(*args, store=store, **kwargs)
+
+    return cast(
+        F,
+        click.option(
+            "--bwlimit", "bytes_per_s", type=byte_size, metavar="SIZE",
+            help="Bytes a second to and from an s3:// store.",
+        )(limited),
+    )  # fmt: skip
 
 
 def json_option(function: F) -> F:

@@ -8,6 +8,7 @@ import click
 
 from snapcask.commands import display
 from snapcask.commands.options import (
+    bwlimit_option,
     facts_option,
     json_option,
     memory_option,
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--no-fsync", is_flag=True, help="Do not wait until all is on disk: not safe in a crash."
 )
+@click.option(
+    "--no-resume", is_flag=True, help="Begin anew, and leave nothing behind when interrupted."
+)
 @memory_option
+@bwlimit_option
 @json_option
 @quiet_option
 def command(
@@ -38,12 +43,14 @@ def command(
     member: str | None,
     facts: tuple[tuple[str, str], ...],
     no_fsync: bool,
+    no_resume: bool,
     max_memory_bytes: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Write the image REF to DIR, which is absent or empty: all of it, or nothing.
 
+    A pull that is interrupted keeps what it has, hidden, for the next one to the same DIR.
     Prints the image's digest. The only member is DIR itself; several become directories in it.
     """
     from snapcask import api
@@ -56,6 +63,7 @@ def command(
             member=member,
             facts=dict(facts),
             fsync=not no_fsync,
+            resume=not no_resume,
             max_memory_bytes=max_memory_bytes,
             progress=progress,
         )

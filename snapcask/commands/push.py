@@ -8,6 +8,7 @@ import click
 
 from snapcask.commands import display
 from snapcask.commands.options import (
+    bwlimit_option,
     facts_option,
     json_option,
     key_value,
@@ -53,6 +54,7 @@ Pairs = tuple[tuple[str, str], ...]
     "--skip-special", is_flag=True, help="Leave out sockets, fifos and devices, with a warning."
 )
 @memory_option
+@bwlimit_option
 @json_option
 @quiet_option
 def command(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from imgfmt import layout
 from imgfmt.digest import Digest, Octets
 from imgfmt.errors import NotFound
-from imgfmt.image import Image
+from imgfmt.image import Variants
 from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
 from transfer.catalog import Catalog
 from transfer.store.base import ObjectFacts, PackSink, Store
@@ -236,7 +236,10 @@ class Collector:
     async def _mark_image(self, digest: Digest, marked: Marked) -> None:
         marked.objects.add((ObjectKind.IMAGE, digest))
         image = await self._catalog.image(digest)
-        assert isinstance(image, Image)
+        if isinstance(image, Variants):
+            for variant in image.images:
+                await self._mark_image(variant.digest, marked)
+            return
         for member in image.members:
             content = await self._catalog.content(member.tree)
             marked.objects.add((ObjectKind.TREE, member.tree))

@@ -8,7 +8,7 @@ from pathlib import Path
 from imgfmt import layout
 from imgfmt.codec import decode_into
 from imgfmt.digest import Digest, raw_digest
-from imgfmt.image import Image
+from imgfmt.image import Image, Variants
 from imgfmt.placement import locate
 from imgfmt.tree import EntryType
 from transfer.catalog import Catalog, MemberContent, open_catalog
@@ -32,9 +32,12 @@ async def chunks_of(catalog: Catalog, content: MemberContent) -> list[bytes]:
 
 
 async def check_image(catalog: Catalog, digest: Digest) -> None:
-    """Everything that an image needs exists; packs hold what their tables say; chunks verify."""
+    """Everything that an image, or variants, need exists; packs have tables; chunks verify."""
     image = await catalog.image(digest)
-    assert isinstance(image, Image)
+    if isinstance(image, Variants):
+        for variant in image.images:
+            await check_image(catalog, variant.digest)
+        return
     for member in image.members:
         content = await catalog.content(member.tree)
         for name in content.placement.packs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -17,6 +18,7 @@ from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, ImageError, NotFound, StoreUnavailable
 from imgfmt.image import Image, Member
 from imgfmt.lease import Decision, Doomed, Verdict
+from imgfmt.reference import ImageRef
 from imgfmt.store_record import StoreRecord
 from tests.transfer.collecting import (
     Clock,
@@ -27,6 +29,7 @@ from tests.transfer.collecting import (
     nothing,
 )
 from tests.transfer.pushing import (
+    CONFIG,
     new_store,
     noise,
     push_interposed,
@@ -39,7 +42,7 @@ from tests.transfer.pushing import (
     write_files,
 )
 from tests.transfer.store_check import check_references
-from transfer import leases
+from transfer import leases, naming
 from transfer.catalog import Catalog, open_catalog
 from transfer.push import PushReport, PushRequest
 from transfer.store.posix import PosixStore
@@ -94,6 +97,7 @@ class World:
         assert gone is not None
         target = gone.record.history[0].target
         assert target is not None
+        self.gone = target
         image = await self.catalog.image(target)
         assert isinstance(image, Image)
         self.gone_member: Member = image.members[0]
@@ -346,6 +350,43 @@ def test_no_reference_dangles_wherever_a_collector_meets_a_push(
     template: Path, folder: Path, kind: str, scenario: Scenario
 ) -> None:
     run_at_all_positions(template, folder, kind, scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name_it", [naming.tag, naming.write_variants])
+@pytest.mark.parametrize(
+    "scenario", [doom_at, finish_at, finish_step_by_step_from, expire_at, doom_then_expire_at]
+)
+def test_no_reference_dangles_wherever_a_collector_meets_a_naming(
+    template: Path, folder: Path, name_it: Any, scenario: Scenario
+) -> None:
+    """What has no reference any more gets one by its digest, or is told to be gone."""
+
+    async def play(position: int) -> int:
+        world = await World(template, folder / f"w{position}").open()
+        act, n_operations = scenario(world, position), 0
+
+        async def before(operation: str, key: str) -> None:
+            nonlocal n_operations
+            n_operations += 1
+            await act(n_operations - 1)
+
+        catalog = Catalog(InterposedStore(world.store, before), world.catalog.record)
+        gone = ImageRef(digest=world.gone)
+        with contextlib.suppress(Conflict, NotFound):
+            source = gone if name_it is naming.tag else [gone]
+            await name_it(catalog, source, "snap", "v1", config=CONFIG, now_s=world.clock)
+        references = await check_references(world.posix)
+        for steps in world.begun:
+            await collect_all(steps, world.clock, TTL_S)
+        assert await check_references(world.posix) == references
+        world.close()
+        return n_operations
+
+    position = 0
+    while position < run(play(position)):
+        position += 1
+    assert position > 6
 
 
 class Scheduler:

@@ -113,11 +113,11 @@ def test_several_members_go_on(store: FixtureStore, tmp_path: Path) -> None:
 
 
 def test_another_image_or_member_does_not_take_it(store: FixtureStore, tmp_path: Path) -> None:
-    trees = [store.add_tree({b"a": Node(noise(6 * MIB, seed))}) for seed in (3, 4)]
-    image = store.add_image(*trees)
+    nodes = [{b"%03d" % i: Node(noise(65536, s + i)) for i in range(96)} for s in (1000, 2000)]
+    image = store.add_image(*[store.add_tree(of_member) for of_member in nodes])
     cut_off(store, image, tmp_path / "out", "cut", member="rank-0")
     pulled(store, image, tmp_path / "out", member="rank-1")
-    assert contents(tmp_path / "out") == {b"a": noise(6 * MIB, 4)}
+    assert contents(tmp_path / "out") == expected(nodes[1])
 
 
 def test_after_a_power_cut_only_what_is_right_counts(

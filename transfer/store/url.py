@@ -44,12 +44,14 @@ def _open_bucket(
 ) -> ClosableStore:
     try:
         from transfer.store.s3.config import S3Config
+        from transfer.store.s3.options import split_options
         from transfer.store.s3.store import S3Store
     except ImportError as error:
         raise Unsupported(
             f"store {url}: S3 needs the package {error.name}; install snapcask[s3]"
         ) from error
-    return S3Store(S3Config.of_url(url, environment, **options))
+    address, stated = split_options(url)
+    return S3Store(S3Config.of_url(address, environment, **{**stated, **options}))
 
 
 def _path_of(rest: str, url: str) -> str:

@@ -1,0 +1,126 @@
+"""Loading by the API and the command, to the device `cpu`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import snapcask
+from snapcask import CorruptData, InvalidInput, NotFound, Unsupported
+from tests.restore.loading import Content, model
+from tests.snapcask.conftest import Call
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> tuple[Path, Content]:
+    return tmp_path / "model", model(tmp_path / "model")
+
+
+def held(tensors: snapcask.Tensors) -> Content:
+    return {name: np.from_dlpack(tensor).tobytes() for name, tensor in tensors.items()}
+
+
+def test_a_directory_an_image_and_a_directory_compared_with_it_give_the_same_tensors(
+    store: Path, weights: tuple[Path, Content]
+) -> None:
+    root, content = weights
+    snapcask.push(root, "m:1", store=store)
+    plain = snapcask.load(root, device="cpu")
+    image = snapcask.load("m:1", device="cpu", store=store)
+    checked = snapcask.load(root, device="cpu", image="m:1", store=store)
+    assert held(plain) == held(image) == held(checked) == content
+    assert list(plain) == list(image) == list(content)
+    assert [t.report.verified for t in (plain, image, checked)] == [False, True, True]
+    with pytest.raises(KeyError):
+        _ = plain["absent"]
+
+
+def test_tensors_can_be_had_one_after_the_other(weights: tuple[Path, Content]) -> None:
+    root, content = weights
+    found = {t.name: t.to_bytes() for t in snapcask.iter_tensors(root, device="cpu")}
+    assert found == content
+    some = snapcask.iter_tensors(root, device="cpu", names=lambda name: name.startswith("small"))
+    assert next(some).name.startswith("small")
+    some.close()  # type: ignore[attr-defined]
+    with pytest.raises(NotFound):
+        next(snapcask.iter_tensors(root / "absent", device="cpu", store=root.parent / "none"))
+
+
+def test_ranges_go_to_memory_of_the_caller(store: Path, weights: tuple[Path, Content]) -> None:
+    root, _ = weights
+    snapcask.push(root, "m:1", store=store)
+    buffer = np.zeros(1000, np.uint8)
+    wanted = [snapcask.FileRange("model-1.safetensors", 5, 900, buffer.ctypes.data)]
+    report = snapcask.load_ranges("m:1", wanted, device="cpu", store=store)
+    assert report.verified
+    raw = (root / "model-1.safetensors").read_bytes()
+    assert buffer.tobytes() == raw[5:905] + bytes(100)
+
+
+def test_a_directory_that_differs_from_its_image_is_not_loaded(
+    store: Path, weights: tuple[Path, Content]
+) -> None:
+    root, _ = weights
+    snapcask.push(root, "m:1", store=store)
+    file = root / "model-2.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptData, match="'last' is lost"):
+        snapcask.load(root, device="cpu", image="m:1", store=store)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"device": "gpu"}, InvalidInput),
+        ({"device": "cuda:x"}, InvalidInput),
+        ({"device": "cpu", "verify": "never"}, InvalidInput),
+        ({"device": "cpu", "verify": "device"}, None),
+        ({"device": "cpu", "n_threads": 0}, InvalidInput),
+        ({"device": "cpu", "max_pinned_bytes": 1000}, InvalidInput),
+        ({"device": "cpu", "member": "x"}, InvalidInput),
+        ({"device": "cpu", "max_pinned_bytes": 7 << 20}, None),
+    ],
+)
+def test_arguments_are_checked(
+    weights: tuple[Path, Content], given: dict[str, object], error: type[Exception] | None
+) -> None:
+    root, content = weights
+    if error is None:
+        assert held(snapcask.load(root, **given)) == content  # type: ignore[arg-type]
+        return
+    with pytest.raises(error):
+        snapcask.load(root, **given)  # type: ignore[arg-type]
+
+
+def test_where_there_is_no_gpu_that_is_said(
+    weights: tuple[Path, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from restore import cuda_driver
+
+    monkeypatch.setattr(cuda_driver, "cuda", None)
+    cuda_driver.cuda_driver.cache_clear()
+    with pytest.raises(Unsupported, match="cuda-python"):
+        snapcask.load(weights[0])
+
+
+def test_the_command_reports_what_it_loaded(
+    call: Call, store: Path, weights: tuple[Path, Content]
+) -> None:
+    root, content = weights
+    assert call("push", root, "m:1").code == 0
+    shown = call("load", "m:1", "--device", "cpu")
+    assert shown.code == 0
+    assert f"{len(content)} tensors" in shown.out
+    document = call("load", "m:1", "--device", "cpu", "--json").document
+    assert document["tensors"] == len(content)
+    assert document["verified"] is True
+    assert document["cpu_checked_bytes"] > 0
+    assert document["gb_per_s"]["load"] > 0
+    compared = call("load", root, "--device", "cpu", "--image", "m:1", "--verify", "cpu", "--json")
+    assert compared.document["verified"] is True
+    assert call("load", root, "--device", "gpu").code == 2
+    assert call("load", "m:2", "--device", "cpu").code == 4
+    chosen = call("load", root, "--device", "cpu", "--file", "*-2.safetensors", "--json").document
+    assert chosen["tensors"] == 301

@@ -1,0 +1,124 @@
+"""Mounting complete images of the cache, and undoing it. No store is asked. All of it blocks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from imgfmt.digest import Digest
+from imgfmt.errors import Conflict, CorruptData, NotFound
+from imgfmt.image import Member
+from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
+from transfer.cache.locks import Lock, lock
+from transfer.cache.owners import is_sound, read_mark
+from transfer.cache.usage import MOUNT_PIN, add_pin, new_pin, remove_pin, touch, volume_id
+from transfer.cache.warm import local_image
+from transfer.mounts import Mounted, mount_tree, mounts, unmount
+from transfer.oserrors import printable, translate
+from transfer.pull import choose_members
+
+_TRIES = 20
+_PAUSE_S = 0.01
+
+
+def mount_image(
+    cache: CacheRoot,
+    paths: DomainPaths,
+    digest: Digest,
+    directory: str,
+    *,
+    member: str | None = None,
+    volume: str | None = None,
+) -> list[Mounted]:
+    """Mount an image of the domain at the existing `directory`, read-only at the superblock.
+
+    The only member, or the one named, is the directory; else each is a subdirectory of its name,
+    which is made. Raises NotFound unless it is all in the cache; then nothing is mounted.
+    """
+    directory = os.path.realpath(directory)
+    members = choose_members(local_image(paths, digest), digest, member)
+    volume = volume or volume_id()
+    done: list[Mounted] = []
+    try:
+        for at, own_volume, tree in _places(members, directory, volume):
+            mount_one(cache, paths, tree, at, own_volume)
+            done.append(Mounted(own_volume, tree.hex, at))
+    except BaseException:
+        for mounted in reversed(done):
+            _undo(cache, mounted)
+        raise
+    return done
+
+
+def _places(
+    members: Sequence[Member], directory: str, volume: str
+) -> list[tuple[str, str, Digest]]:
+    if len(members) == 1:
+        return [(directory, volume, members[0].tree)]
+    places = []
+    for i, member in enumerate(members):
+        at = os.path.join(directory, member.name.replace("/", "+"))
+        try:
+            os.makedirs(at, exist_ok=True)
+        except OSError as error:
+            raise translate(error, printable(at)) from error
+        places.append((at, f"{volume}.{i}", member.tree))
+    return places
+
+
+def mount_one(
+    cache: CacheRoot, paths: DomainPaths, tree: Digest, directory: str, volume: str
+) -> None:
+    """Mount one tree of the domain. It is pinned before, and kept from removal meanwhile."""
+    pin_id = MOUNT_PIN + volume
+    with cache.told(), _reading(paths, tree):
+        if not is_sound(paths, tree, cache.session):
+            _refuse(paths, tree)
+        add_pin(paths, tree, pin_id, new_pin("mounted", directory=directory), fsync=False)
+        try:
+            mount_tree(paths.tree(tree), cache.empty, volume, directory)
+        except BaseException:
+            remove_pin(paths, tree, pin_id)
+            raise
+    touch(paths, tree)
+
+
+def _reading(paths: DomainPaths, tree: Digest) -> Lock:
+    for _ in range(_TRIES):
+        held = lock(paths.lock(tree), shared=True, wait=False)
+        if held is not None:
+            return held
+        time.sleep(_PAUSE_S)
+    raise Conflict(f"tree {tree.short} is being built or removed; try again")
+
+
+def _refuse(paths: DomainPaths, tree: Digest) -> None:
+    if os.path.exists(paths.damage(tree)):
+        raise CorruptData(f"tree {tree.short} has damaged chunks; `snapcask prefetch` mends it")
+    if read_mark(paths, tree) is not None:
+        raise NotFound(
+            f"tree {tree.short} was written without fsync before a restart; `snapcask prefetch`"
+            " reads it again"
+        )
+    raise NotFound(f"tree {tree.short} is not in the cache; `snapcask prefetch` fetches it")
+
+
+def unmount_image(cache: CacheRoot, directory: str) -> list[Mounted]:
+    """Undo `mount_image`: at `directory`, or else at its subdirectories. Raises NotFound."""
+    at = os.path.realpath(directory)
+    found = [m for m in mounts() if m.directory == at]
+    found = found or [m for m in mounts() if os.path.dirname(m.directory) == at]
+    if not found:
+        raise NotFound(f"nothing of snapcask is mounted at {printable(at)}")
+    for mounted in reversed(found):
+        _undo(cache, mounted)
+    return found
+
+
+def _undo(cache: CacheRoot, mounted: Mounted) -> None:
+    unmount(mounted.directory)
+    tree = digest_named(mounted.tree)
+    if tree is not None:
+        for paths, _ in cache.domains():
+            remove_pin(paths, tree, MOUNT_PIN + mounted.volume)

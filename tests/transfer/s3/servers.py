@@ -89,12 +89,8 @@ def running(command: Sequence[str], endpoint: str, log: Path, ready: int) -> Ite
             _wait_until_up(process, endpoint, log, ready)
             yield
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # what it keeps is thrown away: no need to let it tidy up
+            process.wait()
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], endpoint: str, log: Path, ready: int) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the S3 store share: a store that loses patience quickly, and an object to read."""
+"""What tests of the S3 store share: stores with little patience, and an object to read."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def store_at(endpoint: str, transport: Transport = Transport.ZERO_COPY, **given: Any) -> S3Store:
-    """A store in `BUCKET` that loses patience quickly."""
-    chosen: dict[str, Any] = {"patience": QUICK, "retry": HASTY} | given
+    """A store in `BUCKET` that repeats at once what failed."""
+    chosen: dict[str, Any] = {"retry": HASTY} | given
     return S3Store(S3Config(BUCKET, endpoint=endpoint, transport=transport, **chosen))
 
 

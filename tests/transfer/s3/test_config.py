@@ -8,6 +8,7 @@ import pytest
 
 from imgfmt.errors import InvalidInput
 from transfer.store.s3.config import Addressing, Checksums, S3Config, Transport
+from transfer.store.s3.options import split_options
 from transfer.store.s3.store import S3Store
 from transfer.store.url import open_store
 
@@ -89,3 +90,32 @@ def test_what_is_given_goes_before_the_environment() -> None:
     )  # fmt: skip
     assert (config.region, config.endpoint) == ("us-west-2", "http://a")
     assert config.transport is Transport.PORTABLE
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "scope"),
+    [
+        ({}, {}, "profile:default"),
+        ({"AWS_PROFILE": "team"}, {}, "profile:team"),
+        ({"AWS_PROFILE": "team", "AWS_ACCESS_KEY_ID": "AK"}, {}, "key:AK"),
+        ({"AWS_ACCESS_KEY_ID": "AK"}, {"profile": "other"}, "profile:other"),
+        ({"AWS_ROLE_ARN": "arn:role/x"}, {}, "role:arn:role/x"),
+        ({"AWS_ACCESS_KEY_ID": "AK"}, {"sign": False}, "anonymous"),
+    ],
+)
+def test_credentials_of_different_people_have_different_scopes(
+    environment: dict[str, str], given: dict[str, object], scope: str
+) -> None:
+    assert S3Config.of_url("s3://bucket", environment, **given).credential_scope == scope
+
+
+def test_options_in_a_url_become_fields_and_unknown_ones_are_refused() -> None:
+    url = "s3://bucket/p?endpoint=http://h:1&connections=3&transport=portable&sign=no&bwlimit=7"
+    address, fields = split_options(url)
+    config = S3Config.of_url(address, {}, **fields)
+    assert (config.bucket, config.prefix, config.endpoint) == ("bucket", "p/", "http://h:1")
+    assert (config.connections, config.bytes_per_s, config.sign) == (3, 7, False)
+    assert config.transport is Transport.PORTABLE
+    for wrong in ("colour=blue", "connections=many", "sign=maybe", "transport=fast"):
+        with pytest.raises(InvalidInput, match=wrong.partition("=")[0]):
+            split_options(f"s3://bucket?{wrong}")

@@ -12,6 +12,7 @@ from tests.transfer.s3.support import (
     BODY,
     N_RANGES,
     PACK,
+    QUICK,
     RANGE_BYTES,
     TRANSPORTS,
     read_all,
@@ -22,6 +23,8 @@ from tests.transfer.s3.support import (
     wrong_ranges,
 )
 from transfer.store.s3.config import Transport
+from transfer.store.s3.store import S3Store
+from transfer.testing.fault_server import FaultServer
 from transfer.testing.faults import Fault, FaultKind, Manners
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -32,6 +35,15 @@ PLACES = {
     "last": len(BODY) - 1,
 }
 FOREVER = 10**9
+SILENT = (FaultKind.STALL, FaultKind.NO_ANSWER, FaultKind.DRIP)
+
+
+def store_for(kind: FaultKind, server: FaultServer, transport: Transport) -> S3Store:
+    """A store that loses patience quickly where that is what a test waits for."""
+    given = {"patience": QUICK} if kind in SILENT else {}
+    return store_at(server.endpoint, transport, **given)
+
+
 CURED = [
     FaultKind.SHORT_BODY, FaultKind.WHOLE_OBJECT, FaultKind.WRONG_RANGE, FaultKind.STALL,
     FaultKind.NO_ANSWER, FaultKind.RESET, FaultKind.BUSY, FaultKind.GZIP, FaultKind.HALF_CLOSE,
@@ -61,7 +73,7 @@ def test_a_fault_that_passes_is_cured(transport: Transport, kind: FaultKind, at:
     with serving(Fault(kind, at=at, after_bytes=300_000)) as server:
 
         async def work() -> None:
-            assert wrong_ranges(await read_all(store_at(server.endpoint, transport))) == {}
+            assert wrong_ranges(await read_all(store_for(kind, server, transport))) == {}
 
         run(work())
         assert server.script[0].used > 0
@@ -75,7 +87,7 @@ def test_a_fault_that_stays_is_an_error_that_names_the_object(
     with serving(Fault(kind, at=at, times=FOREVER, after_bytes=1000)) as server:
 
         async def work() -> None:
-            failed = wrong_ranges(await read_all(store_at(server.endpoint, transport)))
+            failed = wrong_ranges(await read_all(store_for(kind, server, transport)))
             if kind is FaultKind.EXPIRED or kind is FaultKind.DENIED:
                 assert at // RANGE_BYTES * RANGE_BYTES in failed
             else:
@@ -100,7 +112,8 @@ def test_a_body_that_broke_off_is_resumed_at_its_last_byte(transport: Transport)
 
         async def work() -> None:
             buffer = bytearray(RANGE_BYTES)
-            await store_at(server.endpoint, transport).read_into(PACK, 0, memoryview(buffer))
+            store = store_at(server.endpoint, transport, patience=QUICK)
+            await store.read_into(PACK, 0, memoryview(buffer))
             assert buffer == BODY[:RANGE_BYTES]
 
         run(work())
@@ -150,7 +163,8 @@ def test_a_slow_body_that_makes_progress_has_all_the_time_it_needs(transport: Tr
 
         async def work() -> None:
             memory = bytearray(RANGE_BYTES)
-            await store_at(server.endpoint, transport).read_into(PACK, 0, memoryview(memory))
+            store = store_at(server.endpoint, transport, patience=QUICK)
+            await store.read_into(PACK, 0, memoryview(memory))
             assert memory == BODY[:RANGE_BYTES]
 
         run(work())

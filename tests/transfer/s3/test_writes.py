@@ -14,7 +14,7 @@ from imgfmt.errors import Conflict, ImageError, Internal, InvalidInput, StoreUna
 from imgfmt.reference import ReferenceRecord, TargetKind
 from imgfmt.store_record import StoreRecord
 from tests.transfer.s3.servers import Server
-from tests.transfer.s3.support import PACK, error_of, run, serving, store_at
+from tests.transfer.s3.support import PACK, QUICK, error_of, run, serving, store_at
 from transfer.buffers import page_aligned
 from transfer.catalog import init_store, open_catalog
 from transfer.store.s3.config import MIB, S3Config
@@ -41,9 +41,9 @@ def fresh_store(server: FaultServer, **given: Any) -> S3Store:
 @pytest.mark.parametrize("kind", LOST)
 def test_a_creation_whose_answer_is_lost_is_ours(kind: FaultKind) -> None:
     with serving(Fault(kind, method="PUT")) as server:
-        assert run(fresh_store(server).create(KEY, [b"ours"]))
+        assert run(fresh_store(server, patience=QUICK).create(KEY, [b"ours"]))
         assert server.objects.objects[KEY].body == b"ours"
-        assert len([seen for seen in server.seen if seen.request.method == "PUT"]) == 2
+        assert len([seen for seen in server.seen if seen.request.method == "PUT"]) >= 2
 
 
 def test_a_creation_that_fails_while_someone_else_creates_is_not_ours() -> None:
@@ -58,7 +58,7 @@ def test_a_change_whose_answer_is_lost_is_no_conflict(kind: FaultKind) -> None:
     with serving(Fault(kind, method="PUT", skip=1), Fault(kind, method="PUT")) as server:
 
         async def work() -> None:
-            store, first = fresh_store(server), record(1)
+            store, first = fresh_store(server, patience=QUICK), record(1)
             await store.change_reference(first, None)
             seen = await store.read_reference("a/b", "t")
             assert seen is not None

@@ -47,7 +47,8 @@ class S3Config:
     """One store. `prefix` is empty or ends with `/`. None leaves a value to the AWS configuration.
 
     `connections` is the most requests at a time; fewer are used where more gain nothing or the
-    server asks for less. `bytes_per_s` limits what is received and sent. `instance_metadata` says
+    server asks for less. `credential_scope` tells apart whose credentials these are, and is no secret.
+    `bytes_per_s` limits what is received and sent. `instance_metadata` says
     whether credentials may come from the machine's metadata service; None: only for AWS itself.
     """
 
@@ -67,6 +68,7 @@ class S3Config:
     range_bytes: int = 8 * MIB
     part_bytes: int = 8 * MIB
     bytes_per_s: int | None = None
+    credential_scope: str = "default"
     patience: Patience = field(default_factory=Patience)
     retry: RetryConfig = field(default_factory=RetryConfig)
 
@@ -98,7 +100,9 @@ class S3Config:
         """
         bucket, prefix = _split(url)
         chosen = {name: value for name, value in given.items() if value is not None}
-        return cls(bucket, prefix, **(_from_environment(environment) | chosen))
+        scope = _credential_scope(environment, chosen)
+        found = _from_environment(environment) | chosen
+        return cls(bucket, prefix, credential_scope=scope, **found)
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -118,6 +122,20 @@ def _check_endpoint(endpoint: str) -> None:
         raise InvalidInput(f"endpoint {endpoint!r} is not an http:// or https:// URL")
     if split.query or split.fragment or split.username:
         raise InvalidInput(f"endpoint {endpoint!r} has more than scheme, host, port and path")
+
+
+def _credential_scope(environment: Mapping[str, str], chosen: Mapping[str, Any]) -> str:
+    """A name for where credentials come from, in the order in which botocore looks for them."""
+    if not chosen.get("sign", True):
+        return "anonymous"
+    profile = chosen.get("profile") or environment.get("AWS_PROFILE")
+    if chosen.get("profile"):
+        return f"profile:{profile}"
+    if key := environment.get("AWS_ACCESS_KEY_ID"):
+        return f"key:{key}"
+    if role := environment.get("AWS_ROLE_ARN"):
+        return f"role:{role}"
+    return f"profile:{profile or 'default'}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

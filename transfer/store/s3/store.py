@@ -51,6 +51,11 @@ class S3Store:
         return self.config.url
 
     @property
+    def credential_scope(self) -> str:
+        """Whose credentials the store is read with; what one may read is not shown to another."""
+        return self.config.credential_scope
+
+    @property
     def limit(self) -> ConcurrencyLimit:
         """How many requests the server gets at a time; shared by all that use this loop."""
         return self._bucket.session.limit

@@ -15,7 +15,9 @@ class TransferConfig:
     """Limits of one transfer.
 
     `block_bytes` is what one read takes and one buffer holds; `max_memory_bytes` bounds all buffers
-    together; `n_threads` do reading, hashing and writing.
+    together; `n_threads` do reading, hashing and writing. What is written goes past the page cache,
+    which costs less than half the CPU, unless it is `buffered` for who reads it at once, or need
+    not be on disk in the end (`fsync`).
     """
 
     block_bytes: int = 8 * MIB
@@ -24,6 +26,7 @@ class TransferConfig:
     index_every_packs: int = 8
     lease_ttl_s: int = 3600
     fsync: bool = True
+    buffered: bool = False
 
     def __post_init__(self) -> None:
         if self.block_bytes < 2 * MIB or self.block_bytes % (64 * 1024):
@@ -37,6 +40,11 @@ class TransferConfig:
             )
         if self.n_threads < 1:
             raise InvalidInput("n_threads is at least 1")
+
+    @property
+    def direct(self) -> bool:
+        """Whether large writes go past the page cache."""
+        return self.fsync and not self.buffered
 
     @property
     def n_slots(self) -> int:

@@ -237,6 +237,7 @@ class MembersWriter(Strict):
         profile: WriterProfile,
         warnings: Warnings,
         resume: bool = False,
+        direct: bool = False,
     ) -> None:
         self._first = np.cumsum([0] + [tree.n_chunks for _, tree in trees])
         self._roots: list[int] = []
@@ -250,10 +251,16 @@ class MembersWriter(Strict):
             except OSError as error:
                 self.close()
                 raise translate(error, printable(folder)) from error
-            into = self._roots[-1]
-            self._writers.append(
-                TreeWriter(tree, into, folder, profile=profile, warnings=warnings, resume=resume)
+            writer = TreeWriter(
+                tree,
+                self._roots[-1],
+                folder,
+                profile=profile,
+                warnings=warnings,
+                resume=resume,
+                direct=direct,
             )
+            self._writers.append(writer)
 
     async def prepare(self, threads: Threads) -> None:
         """See `TreeWriter.prepare`."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -108,9 +109,10 @@ async def pull(
         executor = await threads.run(Executor, catalog, contents, threads, config)
         clock.end("plan")
         trees = [content.tree for content in contents]
-        job = _Job(executor, Staging(target, digest), members, trees, profile, resume=resume)
+        staging = Staging(target, digest)
+        job = _Job(executor, staging, members, trees, profile, config, resume=resume)
         with job.opened:
-            stats = await job.run(progress, clock, fsync=config.fsync)
+            stats = await job.run(progress, clock)
     return PullReport(
         digest=digest,
         logical_bytes=sum(tree.logical_bytes for tree in trees),
@@ -120,6 +122,15 @@ async def pull(
         warnings=job.warnings.lines(),
         seconds=clock.total(),
     )
+
+
+class _How(TypedDict):
+    """What all writers of a pull are told."""
+
+    profile: WriterProfile
+    warnings: Warnings
+    resume: bool
+    direct: bool
 
 
 class _Job:
@@ -132,9 +143,11 @@ class _Job:
         members: Sequence[Member],
         trees: Sequence[Tree],
         profile: WriterProfile,
+        config: TransferConfig,
         *,
         resume: bool,
     ) -> None:
+        self._config = config
         self._resumption = Resumption(staging, executor, trees) if resume else None
         self._executor = executor
         self._staging = staging
@@ -145,7 +158,7 @@ class _Job:
         self.opened = ExitStack()
         self.opened.callback(staging.close)
 
-    async def run(self, progress: Progress, clock: PhaseClock, *, fsync: bool) -> ReadStats:
+    async def run(self, progress: Progress, clock: PhaseClock) -> ReadStats:
         """Build the target and make it appear; after an error or a cancellation it is as before."""
         keep = (asyncio.CancelledError, StoreUnavailable) if self._resumption else ()
         run, staging = self._executor.threads.run, self._staging
@@ -156,7 +169,7 @@ class _Job:
                 await run(self._resumption.finish)
             progress.phase("publish", 0)
             finish_root = writer.finish_root if isinstance(writer, TreeWriter) else None
-            await run(staging.publish, finish_root, fsync=fsync)
+            await run(staging.publish, finish_root, fsync=self._config.fsync)
         except keep:
             await run(staging.leave)
             raise
@@ -189,15 +202,15 @@ class _Job:
 
     def _writer(self, *, resume: bool) -> TreeWriter | MembersWriter:
         trees, root, where = self._trees, self._staging.root, self._staging.target
-        profile, warnings = self._profile, self.warnings
+        how: _How = {
+            "profile": self._profile,
+            "warnings": self.warnings,
+            "resume": resume,
+            "direct": self._config.direct,
+        }
         if len(trees) == 1:
-            return TreeWriter(
-                trees[0], root, where, profile=profile, warnings=warnings, resume=resume
-            )
-        named = list(zip(self._names(), trees, strict=True))
-        writer = MembersWriter(
-            named, root, where, profile=profile, warnings=warnings, resume=resume
-        )
+            return TreeWriter(trees[0], root, where, **how)
+        writer = MembersWriter(list(zip(self._names(), trees, strict=True)), root, where, **how)
         self.opened.callback(writer.close)
         return writer
 

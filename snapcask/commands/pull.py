@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--no-fsync", is_flag=True, help="Do not wait until all is on disk: not safe in a crash."
 )
+@click.option("--buffered", is_flag=True, help="Leave it in memory: for what is read at once.")
 @click.option(
     "--no-resume", is_flag=True, help="Begin anew, and leave nothing behind when interrupted."
 )
@@ -43,6 +44,7 @@ def command(
     member: str | None,
     facts: tuple[tuple[str, str], ...],
     no_fsync: bool,
+    buffered: bool,
     no_resume: bool,
     max_memory_bytes: int | None,
     as_json: bool,
@@ -63,6 +65,7 @@ def command(
             member=member,
             facts=dict(facts),
             fsync=not no_fsync,
+            buffered=buffered,
             resume=not no_resume,
             max_memory_bytes=max_memory_bytes,
             progress=progress,

@@ -47,9 +47,9 @@ class S3Config:
     """One store. `prefix` is empty or ends with `/`. None leaves a value to the AWS configuration.
 
     `connections` is the most requests at a time; fewer are used where more gain nothing or the
-    server asks for less. `credential_scope` tells apart whose credentials these are, and is no secret.
-    `bytes_per_s` limits what is received and sent. `instance_metadata` says
-    whether credentials may come from the machine's metadata service; None: only for AWS itself.
+    server asks for less. `bytes_per_s` limits what is received and sent. `credential_scope` tells
+    apart whose credentials these are, and is no secret. `instance_metadata` says whether they may
+    come from the machine's metadata service; None: only for AWS itself.
     """
 
     bucket: str

@@ -33,7 +33,7 @@ from restore.files import Files, Route
 from restore.host_driver import address_of
 from restore.image_source import ImageSource
 from restore.load import Devices, Loaded, load
-from restore.load_config import LoadConfig, Verify
+from restore.load_config import LoadConfig, Verify, Workers
 from restore.pinned import PinnedPool
 from restore.sources import DirectorySource, Source
 from transfer.catalog import MemberContent, open_catalog
@@ -142,8 +142,8 @@ def measure(
         whole_gb_s=Samples(tuple(whole[1:])),
         read_s=last.stages.read_s / per_thread,
         hash_s=last.stages.hash_s / per_thread,
-        send_s=last.stages.send_s / per_thread,
-        wait_s=last.stages.wait_s / per_thread,
+        send_s=last.stages.send_s,
+        wait_s=last.stages.wait_s,
         direct=last.direct_bytes / max(1, last.read_bytes),
     )
     print(bench.report.table().splitlines()[-1], flush=True)
@@ -168,7 +168,7 @@ def raw_direct(bench: Bench, folder: Path) -> None:
         drop(folder)
         work = iter([(f, at) for f, size in enumerate(sizes) for at in range(0, size, step)])
         lock, files = threading.Lock(), Files(paths, paths, Route.DIRECT)
-        with bench.pool.lend() as arena:
+        with files, bench.pool.lend() as arena:
 
             def read(view: memoryview) -> None:
                 while True:
@@ -321,7 +321,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=LoadConfig().n_threads)
     parser.add_argument("--slot-mib", type=int, default=8)
-    parser.add_argument("--pinned-mib", type=int, default=256)
+    parser.add_argument("--pinned-mib", type=int, default=192)
+    parser.add_argument("--workers", default="auto", help="auto, threads or processes")
     parser.add_argument("--cases", default="copy,tmpfs,store,wire,disk,mounted,peers,memory")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     options = parser.parse_args()
@@ -330,10 +331,11 @@ def main() -> None:
     driver.context(0)
     context_bytes = anonymous_bytes() - before_bytes
     config = LoadConfig(options.slot_mib * MIB, options.pinned_mib * MIB, options.threads)
+    config = replace(config, workers=Workers(options.workers))
     with (
         tempfile.TemporaryDirectory(prefix="bench-load-", dir=options.memory) as fast,
         tempfile.TemporaryDirectory(prefix="bench-load-", dir=options.disk) as slow,
-        PinnedPool(driver, config.pinned_bytes) as pool,
+        PinnedPool(driver, config.pinned_bytes, shared=True) as pool,
     ):
         report = Report("bench_load", machine(Path(slow)))
         bench = Bench(driver, pool, config, options.rounds, report)

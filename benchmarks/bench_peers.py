@@ -149,7 +149,13 @@ def _joined(costs: Sequence[Cost]) -> Cost:
 def compare(
     folder: Path, snapshots: Sequence[Path], rounds: int, report: Report
 ) -> dict[str, list[Push]]:
-    """Add a row for every peer and snapshot; returns what was found of those installed."""
+    """Add a row for every peer and snapshot; returns what was found of those installed.
+
+    The first push of each is that of an empty directory, which tells what starting it costs.
+    """
+    nothing = folder / "empty directory"
+    nothing.mkdir()
+    snapshots = [nothing, *snapshots]
     sizes = [total_bytes(snapshot) for snapshot in snapshots]
     for snapshot in snapshots:
         sum(sum(data[::4096]) for data in files_of(snapshot))  # into the page cache
@@ -167,7 +173,7 @@ def compare(
                 stored_mb=push.stored_bytes / 1e6,
                 gb_per_cpu_s=sizes[number] / 1e9 / push.cost.cpu_s.median,
             )
-    for number, size in enumerate(sizes):
+    for number, size in list(enumerate(sizes))[1:]:
         report.add(f"limit: {snapshots[number].name} as it is", stored_mb=size / 1e6)
     return found
 
@@ -189,7 +195,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-peers-", dir=options.folder) as name:
         folder = Path(name)
-        report = Report("bench_peers", machine(folder))
+        report = Report("bench_peers_criu" if options.criu else "bench_peers", machine(folder))
         snapshots = options.folders or (unpack_replicas(folder) if options.criu else [])
         snapshots = snapshots or make_inputs(folder, int(options.gb * 1e9))
         compare(folder, snapshots, options.rounds, report)

@@ -7,6 +7,8 @@
     snapcask.pull("llama/worker:v3", "/restore/worker", store="/data/store")
     with snapcask.open_image("llama/worker:v3", store="/data/store") as image:
         header = image.read("pagemap-1.img", 0, 4096)
+    tensors = snapcask.load("llama/weights:v3", store="/data/store", device="cuda:0")
+    weight = torch.from_dlpack(tensors["lm_head.weight"])
 
 These calls block, also where an event loop is running; `snapcask.aio` has the same as coroutines.
 They raise subclasses of `ImageError` and nothing else of their own; each has a `kind`. A name is
@@ -34,15 +36,26 @@ if TYPE_CHECKING:
     from imgfmt.errors import Unsupported as Unsupported
     from imgfmt.store_record import StoreRecord as StoreRecord
     from imgfmt.tree import EntryType as EntryType
+    from restore.devices import pinned_pool as pinned_pool
+    from restore.driver import DeviceFailed as DeviceFailed
+    from restore.load import FileRange as FileRange
+    from restore.load_job import LoadReport as LoadReport
+    from restore.pinned import PinnedPool as PinnedPool
+    from restore.tensor import Tensor as Tensor
     from snapcask import aio as aio
     from snapcask.api import ImageHandle as ImageHandle
     from snapcask.api import init_store as init_store
+    from snapcask.api import load as load
+    from snapcask.api import load_ranges as load_ranges
+    from snapcask.api import load_replicas as load_replicas
     from snapcask.api import open_image as open_image
     from snapcask.api import pull as pull
     from snapcask.api import push as push
     from snapcask.api import verify as verify
     from snapcask.handles import EntryStat as EntryStat
+    from snapcask.loading import Tensors as Tensors
     from snapcask.requests import MemberSource as MemberSource
+    from snapcask.streaming import iter_tensors as iter_tensors
     from transfer.progress import Progress as Progress
     from transfer.pull import PullReport as PullReport
     from transfer.push import PushReport as PushReport
@@ -56,46 +69,65 @@ _ERRORS = (
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "imgfmt.errors"),
-    **dict.fromkeys(("ImageHandle", "init_store", "open_image", "pull", "push", "verify"),
-                    "snapcask.api"),
+    **dict.fromkeys(("ImageHandle", "init_store", "load", "load_ranges", "load_replicas",
+                     "open_image", "pull", "push", "verify"), "snapcask.api"),
+    "DeviceFailed": "restore.driver",
     "Digest": "imgfmt.digest",
     "EntryStat": "snapcask.handles",
     "EntryType": "imgfmt.tree",
+    "FileRange": "restore.load",
+    "LoadReport": "restore.load_job",
     "MemberSource": "snapcask.requests",
+    "PinnedPool": "restore.pinned",
     "Progress": "transfer.progress",
     "PullReport": "transfer.pull",
     "PushReport": "transfer.push",
     "StoreRecord": "imgfmt.store_record",
+    "Tensor": "restore.tensor",
+    "Tensors": "snapcask.loading",
     "VerifyReport": "transfer.verify",
+    "iter_tensors": "snapcask.streaming",
+    "pinned_pool": "restore.devices",
 }  # fmt: skip
 
 __all__ = [
     "AccessDenied",
     "Conflict",
     "CorruptData",
+    "DeviceFailed",
     "Digest",
     "EntryStat",
     "EntryType",
     "ErrorKind",
+    "FileRange",
     "ImageError",
     "ImageHandle",
     "Internal",
     "InvalidImage",
     "InvalidInput",
+    "LoadReport",
     "MemberSource",
     "NotFound",
     "OutOfResources",
+    "PinnedPool",
     "Progress",
     "PullReport",
     "PushReport",
     "StoreRecord",
     "StoreUnavailable",
+    "Tensor",
+    "Tensors",
     "Unsupported",
     "VerifyReport",
     "__version__",
     "aio",
     "init_store",
+    "iter_tensors",
+    "load",
+    "load_ranges",
+    "load_replicas",
     "open_image",
+    "pinned_pool",
     "pull",
     "push",
     "verify",

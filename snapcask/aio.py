@@ -20,6 +20,7 @@ from imgfmt.errors import InvalidInput
 from imgfmt.reference import parse_reference
 from imgfmt.store_record import NewChunks, StoreRecord
 from snapcask.handles import AsyncImageHandle, EntryStat
+from snapcask.loading import Tensors, load, load_ranges, load_replicas
 from snapcask.requests import MemberSource, PathName, push_request
 from snapcask.stores import StoreName, opened, transfer_config
 from transfer.catalog import init_store as init_catalog
@@ -39,7 +40,11 @@ __all__ = [
     "AsyncImageHandle",
     "EntryStat",
     "MemberSource",
+    "Tensors",
     "init_store",
+    "load",
+    "load_ranges",
+    "load_replicas",
     "open_image",
     "pull",
     "push",
@@ -124,6 +129,8 @@ async def pull(
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
     fsync: bool = True,
+    resume: bool = False,
+    buffered: bool = False,
     max_memory_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> PullReport:
@@ -131,9 +138,12 @@ async def pull(
 
     The only member of an image, or the one named, is the directory; else each is a subdirectory of
     its name, `/` written `+`. Every chunk is verified. `facts` add to those of this machine, which
-    choose among variants. Without `fsync` the directory may be damaged if the machine crashes.
+    choose among variants. With `resume` a pull that is killed, cancelled or cut off from the store
+    leaves what it verified, hidden, to the next one to the same directory. Without `fsync` the
+    directory may be damaged if the machine crashes. Files are written past the page cache unless
+    `buffered`: for who reads them at once.
     """
-    config = transfer_config(max_memory_bytes, fsync=fsync)
+    config = transfer_config(max_memory_bytes, fsync=fsync, buffered=buffered)
     async with opened(store) as catalog:
         return await pull_image(
             catalog,
@@ -143,6 +153,7 @@ async def pull(
             config=config,
             progress=progress or Silent(),
             facts={**host_facts(), **(facts or {})},
+            resume=resume,
         )
 
 

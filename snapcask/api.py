@@ -36,6 +36,9 @@ init_store = _blocking(aio.init_store)
 push = _blocking(aio.push)
 pull = _blocking(aio.pull)
 verify = _blocking(aio.verify)
+load = _blocking(aio.load)
+load_replicas = _blocking(aio.load_replicas)
+load_ranges = _blocking(aio.load_ranges)
 
 
 def open_image(

@@ -183,14 +183,20 @@ def test_chunks_and_holes_cover_a_file_without_overlap(case: tuple[File, list[in
         assert set(file.pages[start : start + n_pages]) == {ZERO}
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 15)), max_size=200), st.integers(0, 90))
-def test_small_holes_are_credited_as_the_model_says(runs: list[Run], lead: int) -> None:
-    pattern = [(DATA, 1 + lead)]
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 22)), min_size=12, max_size=60),
+    st.integers(1, 90),
+    st.integers(1, 40),
+)
+def test_small_holes_are_credited_as_the_model_says(
+    runs: list[Run], lead: int, pages_a_feed: int
+) -> None:
+    pattern = [(DATA, lead)]
     for n_data, n_zeros in runs:
         pattern += [(DATA, n_data), (ZERO, n_zeros)]
     file = file_of([*pattern, (DATA, 20)])
-    middle = len(file.pages) // 2
-    assert runs_of(cut(file, [middle]))[1] == model_holes(file)
+    splits = range(pages_a_feed, len(file.pages), pages_a_feed)
+    assert runs_of(cut(file, splits))[1] == model_holes(file)
 
 
 def test_alternating_zero_pages_make_few_holes() -> None:

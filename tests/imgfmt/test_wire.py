@@ -318,7 +318,7 @@ def test_a_table_lies_as_the_specification_says() -> None:
 
 
 def test_columns_are_views_that_can_not_be_written() -> None:
-    raw = table()
+    raw = bytearray(table())
     found = wire.decode_table(raw, SMALL, "table 1")
     for column in found.columns.values():
         assert not column.flags.writeable
@@ -397,6 +397,18 @@ def test_a_table_with_other_columns_is_refused(listed: Any) -> None:
 def test_a_table_that_does_not_fit_is_refused(raw: bytes, message: str) -> None:
     with pytest.raises(InvalidImage, match=rf"^table 1.*{message}"):
         wire.decode_table(raw, SMALL, "table 1")
+
+
+def test_a_count_that_is_true_is_not_one() -> None:
+    one = np.array([7], "u1")
+    body = table(one=one)[-len(GOOD_BODY) :]
+    for count, is_read in ((1, True), (True, False)):
+        raw = table_with_head(small_head([["one", 1, count], *GOOD_COLUMNS[1:]]), body)
+        if is_read:
+            assert wire.decode_table(raw, SMALL, "table 1").columns["one"].tolist() == [7]
+        else:
+            with pytest.raises(InvalidImage, match="column 'one' has no valid count"):
+                wire.decode_table(raw, SMALL, "table 1")
 
 
 def test_filling_that_is_not_zero_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.transfer.s3.support import (
     wrong_ranges,
 )
 from transfer.store.s3.config import Transport
+from transfer.store.s3.policy import RetryConfig
 from transfer.store.s3.store import S3Store
 from transfer.testing.fault_server import FaultServer
 from transfer.testing.faults import Fault, FaultKind, Manners
@@ -40,7 +42,8 @@ SILENT = (FaultKind.STALL, FaultKind.NO_ANSWER, FaultKind.DRIP)
 
 def store_for(kind: FaultKind, server: FaultServer, transport: Transport) -> S3Store:
     """A store that loses patience quickly where that is what a test waits for."""
-    given = {"patience": QUICK} if kind in SILENT else {}
+    retry = RetryConfig(attempts=3, base_s=0.001)
+    given: dict[str, Any] = {"patience": QUICK, "retry": retry} if kind in SILENT else {}
     return store_at(server.endpoint, transport, **given)
 
 

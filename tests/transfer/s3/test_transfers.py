@@ -111,7 +111,7 @@ def test_a_pull_ends_right_or_tells_the_object(
     with FaultServer(objects, [fault]) as server:
         begun_s = time.monotonic()
         try:
-            given = {"patience": QUICK} if kind in SILENT else {}
+            given: dict[str, Any] = {"patience": QUICK} if kind in SILENT else {}
             run(pull_image(store_at(server.endpoint, **given), digest, target))
         except ImageError as error:
             assert key.rpartition("/")[2] in str(error)  # noqa: PT017

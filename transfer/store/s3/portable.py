@@ -44,7 +44,7 @@ class Portable:
                     found = check_answer(wanted, facts["HTTPStatusCode"], facts["HTTPHeaders"])
                     await self._copy(body, place(found), progress)
                 except BaseException:
-                    body.raw_stream.close()  # what is left of it is not worth reading
+                    body.close()  # what is left of it is not worth reading
                     raise
             return found
         except Exception as error:

@@ -1,0 +1,148 @@
+"""Processes that fill slots and verify them: a CPU hashes in each, and none waits for another.
+
+With threads, every chunk takes Python's lock twice, and most of the time goes to waiting for it.
+Processes see the slots, which must be in shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+from imgfmt.errors import CorruptData, Internal
+from restore import fill_worker
+from restore.fill_worker import ANSWER, HEAD, READ, REQUEST
+from restore.fillers import Filled, FillJob
+from restore.lanes import StageTimes
+from restore.load_plan import Read
+from restore.pinned import Arena
+from restore.slots import Slot
+from transfer.oserrors import translate
+
+PROCESSES_FROM_BYTES = 2 << 30
+"""A load of less is done before processes have started."""
+
+
+class ProcessFillers:
+    """See `restore.fillers.Fillers`. `slots` lie in the pieces of `arena`."""
+
+    def __init__(
+        self, job: FillJob, slots: Sequence[Slot], arena: Arena, n_processes: int, *, verify: bool
+    ) -> None:
+        self.times = StageTimes()
+        self._verify = verify
+        self._job = job
+        self._slots = slots
+        self._number = {id(slot): number for number, slot in enumerate(slots)}
+        self._next_read = 0
+        self._idle = 0
+        self._answers: deque[bytes] = deque()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        requests, self._requests = os.pipe()
+        self._answered, answers = os.pipe()
+        table = self._table(arena)
+        try:
+            inherited = (requests, answers, table)
+            kept = (*inherited, *(fd for fd, _, _ in arena.shared))
+            command = [sys.executable, "-S", "-P", fill_worker.__file__, *map(str, inherited)]
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            for _ in range(n_processes):
+                self._processes.append(
+                    subprocess.Popen(  # a Ctrl-C is for the process that started them
+                        command, pass_fds=kept, env=env, start_new_session=True,
+                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for descriptor in (requests, answers, table):
+                os.close(descriptor)
+
+    def _table(self, arena: Arena) -> int:
+        """A descriptor of what the processes must know; see `fill_worker`."""
+        plan, files = self._job.plan, self._job.files
+        starts = [address for _, address, _ in arena.shared]
+        places: list[tuple[int, int]] = []
+        for slot in self._slots:
+            piece = max(i for i, start in enumerate(starts) if start <= slot.address)
+            places.append((piece, slot.address - starts[piece]))
+        document = {
+            "files": [[path, files.direct(n)] for n, path in enumerate(files.paths)],
+            "pieces": [[fd, length] for fd, _, length in arena.shared],
+            "slots": places,
+            "verify": self._verify,
+            "slot_bytes": len(self._slots[0].view),
+        }
+        raw = json.dumps(document).encode()
+        reads = b"".join(READ.pack(r.file, r.offset, r.n_bytes, r.first, r.end) for r in plan.reads)
+        json_end = HEAD.size + len(raw)
+        head = HEAD.pack(json_end, json_end, json_end + len(reads))
+        table = os.memfd_create("snapcask-table", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(table), "wb") as file:
+            file.writelines((head, raw, reads, plan.rows.tobytes()))
+        return table
+
+    def give(self, slot: Slot) -> None:
+        """See `Fillers.give`."""
+        if self._next_read < len(self._job.plan.reads):
+            request = REQUEST.pack(self._number[id(slot)], self._next_read)
+            os.write(self._requests, request)
+            self._next_read += 1
+
+    def next(self, timeout_s: float) -> Filled | None:
+        """See `Fillers.next`."""
+        if not self._answers:
+            if not select.select([self._answered], [], [], timeout_s)[0]:
+                self._check_alive()
+                return None
+            raw = os.read(self._answered, 64 * ANSWER.size)
+            if not raw:
+                raise Internal("the processes that read have ended")
+            self._answers.extend(
+                raw[at : at + ANSWER.size] for at in range(0, len(raw), ANSWER.size)
+            )
+        slot, number, outcome, detail, read_us, hash_us = ANSWER.unpack(self._answers.popleft())
+        read = self._job.plan.reads[number]
+        self._raise(read, outcome, detail)
+        self.times.read_s += read_us / 1e6
+        self.times.hash_s += hash_us / 1e6
+        if self._verify:
+            self.times.checked_bytes += read.n_bytes
+            return self._slots[slot], read, None
+        device = self._job.targets[read.copies[0].block].device
+        return self._slots[slot], read, self._job.checkers.hasher(device)
+
+    def _raise(self, read: Read, outcome: int, detail: int) -> None:
+        name = self._job.files.named[read.file]
+        if outcome == fill_worker.DIFFERS:
+            raise self._job.damaged(detail)
+        if outcome == fill_worker.CUT_SHORT:
+            end = read.offset + read.n_bytes
+            raise CorruptData(f"{name} is cut short: it ends before {end}")
+        if outcome == fill_worker.REFUSED:
+            error = OSError(detail, os.strerror(detail))
+            raise translate(error, name) from error
+
+    def _check_alive(self) -> None:
+        """Now and then: it is a system call for each process."""
+        self._idle += 1
+        for process in self._processes if self._idle % 64 == 0 else ():
+            if process.poll() is not None:
+                raise Internal(f"a process that reads ended with {process.returncode}")
+
+    def close(self) -> None:
+        """See `Fillers.close`. The processes keep nothing, and are not asked to end in order."""
+        for descriptor in (self._requests, self._answered):
+            os.close(descriptor)
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()

@@ -1,0 +1,144 @@
+"""The side of a load that talks to devices: one thread sends filled slots and takes them back.
+
+Only one, since each call of a driver lets go of Python's lock: many threads that each make a few
+calls wait for each other more than they copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from imgfmt.errors import CorruptData
+from restore.driver import CHECK_ROW, NO_MISMATCH, STATUS_BYTES, Driver, Hasher, Stream
+from restore.lanes import Target, Workshop
+from restore.load_plan import LoadPlan, Read
+from restore.slots import Slot
+
+_CLEAN = NO_MISMATCH.to_bytes(STATUS_BYTES, "little")
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A slot that devices copy from; `checked` if one of them compares it with its rows."""
+
+    slot: Slot
+    read: Read
+    devices: Sequence[int]
+    checked: bool
+
+
+class Sender:
+    """For one thread. `settled` is called for each read that arrived and is as it must be."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        targets: Sequence[Target],
+        workshop: Workshop,
+        *,
+        damaged: Callable[[int], CorruptData],
+        settled: Callable[[Read], None],
+    ) -> None:
+        self._driver = driver
+        self._targets = targets
+        self._workshop = workshop
+        self._damaged = damaged
+        self._settled = settled
+        self._flying: deque[_Flight] = deque()
+        self._turn = 0
+        self.device_checked_bytes = 0
+
+    @property
+    def n_flying(self) -> int:
+        """Slots that are on their way."""
+        return len(self._flying)
+
+    def prepare(self, plan: LoadPlan, slot: Slot) -> None:
+        """Zeros, and what devices need to check: all of it there before the first read."""
+        driver, workshop = self._driver, self._workshop
+        for device in workshop.devices:
+            driver.activate(device)
+            stream = workshop.lanes[0].streams[device]
+            for fill in plan.fills:
+                target = self._targets[fill.block]
+                if target.device == device:
+                    driver.clear(target.pointer + fill.offset, 0, fill.n_bytes, stream)
+            if device in workshop.rows:
+                self._upload(plan.rows.tobytes(), workshop.rows[device], stream, slot)
+            driver.synchronize(stream)
+
+    def _upload(self, raw: bytes, pointer: int, stream: Stream, slot: Slot) -> None:
+        for start in range(0, len(raw), len(slot.view)):
+            part = raw[start : start + len(slot.view)]
+            slot.view[: len(part)] = part
+            self._driver.copy_to_device(pointer + start, slot.address, len(part), stream)
+            self._driver.synchronize(stream)
+
+    def copy_now(self, slot: Slot, read: Read) -> None:
+        """Copy a slot on this thread, whichever it is, where that is how the driver copies."""
+        stream = self._workshop.lanes[0].streams[0]
+        self._copy(slot, read, 0, 0, stream)
+
+    def send(self, slot: Slot, read: Read, hasher: Hasher | None) -> None:
+        """Have devices copy a slot; the first of them checks it if there is a hasher."""
+        lane = self._workshop.lanes[self._turn % len(self._workshop.lanes)]
+        self._turn += 1
+        devices = self._workshop.devices
+        if len(devices) > 1:
+            devices = sorted({self._targets[copy.block].device for copy in read.copies})
+        for device in () if self._driver.immediate else devices:
+            self._driver.activate(device)
+            stream, staged = lane.streams[device], 0
+            if hasher is not None and device == devices[0]:
+                staged = lane.staging[device]
+                self._check(slot, read, device, staged, hasher, stream)
+            self._copy(slot, read, device, staged, stream)
+            self._driver.record(slot.events[device], stream)
+        self._flying.append(_Flight(slot, read, devices, hasher is not None))
+
+    def _check(
+        self, slot: Slot, read: Read, device: int, staged: int, hasher: Hasher, stream: Stream
+    ) -> None:
+        slot.status[:] = _CLEAN
+        self._driver.copy_to_device(staged, slot.address, read.n_bytes, stream)
+        rows = self._workshop.rows[device] + read.first * CHECK_ROW.itemsize
+        n_rows = read.end - read.first
+        hasher.check(stream, staged, rows, n_rows, read.first, slot.status_at)
+        self.device_checked_bytes += read.n_bytes
+
+    def _copy(self, slot: Slot, read: Read, device: int, staged: int, stream: Stream) -> None:
+        """To the blocks of one device, from the slot or from where it was staged there."""
+        driver = self._driver
+        for at, n_bytes, block, offset in read.copies:
+            target = self._targets[block]
+            if target.device != device:
+                continue
+            pointer = target.pointer + offset
+            if staged:
+                driver.copy_on_device(pointer, staged + at, n_bytes, stream)
+            else:
+                driver.copy_to_device(pointer, slot.address + at, n_bytes, stream)
+
+    def reap(self) -> Slot | None:
+        """The slot that was sent first, if it has arrived."""
+        if not self._flying:
+            return None
+        first = self._flying[0]
+        for device in first.devices:
+            if not self._driver.reached(first.slot.events[device]):
+                return None
+        return self.wait()
+
+    def wait(self) -> Slot:
+        """The slot that was sent first, once it has arrived."""
+        flight = self._flying.popleft()
+        for device in flight.devices:
+            self._driver.wait(flight.slot.events[device])
+        if flight.checked:
+            worst = int.from_bytes(flight.slot.status, "little")
+            if worst != NO_MISMATCH:
+                raise self._damaged(worst)
+        self._settled(flight.read)
+        return flight.slot

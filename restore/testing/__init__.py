@@ -1,0 +1,1 @@
+"""Stand-ins for devices, for tests of what uses them."""

@@ -1,0 +1,212 @@
+"""Loading tensors to a device: the calls of `snapcask.aio`, and what they return."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from imgfmt.errors import InvalidInput
+from imgfmt.reference import parse_reference
+from restore.devices import named_devices
+from restore.image_source import ImageSource
+from restore.load import Deliver, FileRange
+from restore.load import load as load_tensors
+from restore.load import load_ranges as load_file_ranges
+from restore.load_config import LoadConfig, Verify
+from restore.load_job import LoadReport
+from restore.pinned import PinnedPool
+from restore.sources import DirectorySource, Source
+from restore.tensor import Tensor
+from snapcask.stores import StoreName, opened
+from transfer.catalog import Catalog, MemberContent
+from transfer.config import TransferConfig
+from transfer.progress import Progress
+from transfer.provenance import host_facts
+from transfer.pull import choose_image, choose_members
+from transfer.threads import Threads
+
+_IO_THREADS = 4
+
+SourceName = str | os.PathLike[str]
+"""A directory, or a reference to an image in the store."""
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name, in the order of files and bytes, and the report of the load.
+
+    Memory is given back once neither this, nor a tensor, nor what was made of one, is used.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], report: LoadReport) -> None:
+        self._tensors = tensors
+        self.report = report
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+async def load(
+    source: SourceName,
+    *,
+    device: str = "cuda:0",
+    store: StoreName | None = None,
+    image: str | None = None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
+    names: Callable[[str], bool] | None = None,
+    verify: str = "auto",
+    pinned: bool = False,
+    pool: PinnedPool | None = None,
+    max_pinned_bytes: int | None = None,
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Tensors:
+    """Load tensors to a device: "cuda:0", "cuda:1", ... or "cpu". Returns them by name.
+
+    Loaded are safetensors files, or where there are none, the GPU payloads that a GMS or CUDA
+    CustomStorage manifest lists; of the paths that match one of `files`, and the tensors for whose
+    name `names` is true. Nothing is returned unless all is complete.
+
+    What exists as a directory is one; its bytes are compared with `image` of the store if that is
+    given. Else the source is an image, of which every chunk is verified: "cpu" before the copy,
+    "device" after it by a kernel, "auto" by whichever is faster here; "off" is for directories.
+
+    Host memory for transfers is `max_pinned_bytes` (192 MiB) of page-locked memory, or a `pool`
+    made once for many loads. `pinned` page-locks what is loaded to "cpu". Raises besides what every
+    call may raise `DeviceFailed`, and `OutOfResources` where the device has no room.
+    """
+    (tensors,) = await load_replicas(
+        source, devices=[device], store=store, image=image, member=member, facts=facts,
+        files=files, names=names, verify=verify, pinned=pinned, pool=pool,
+        max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, progress=progress,
+    )  # fmt: skip
+    return tensors
+
+
+async def load_replicas(
+    source: SourceName,
+    *,
+    devices: Sequence[str],
+    store: StoreName | None = None,
+    image: str | None = None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
+    names: Callable[[str], bool] | None = None,
+    verify: str = "auto",
+    pinned: bool = False,
+    pool: PinnedPool | None = None,
+    max_pinned_bytes: int | None = None,
+    n_threads: int | None = None,
+    deliver: Deliver | None = None,
+    progress: Progress | None = None,
+) -> list[Tensors]:
+    """As `load`, but to each of several GPUs: every byte is read once. Returns one map a device.
+
+    `deliver` is called with each tensor, one a device, when it is complete; from several threads.
+    """
+    targets = named_devices(devices, pinned=pinned, pool=pool)
+    config = load_config(verify, max_pinned_bytes, n_threads)
+    async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
+        opened,
+        threads,
+    ):
+        loaded = await load_tensors(
+            opened, targets, threads, config,
+            patterns=files, names=names, deliver=deliver, progress=progress,
+        )  # fmt: skip
+    return [Tensors(tensors, loaded.report) for tensors in loaded.replicas]
+
+
+async def load_ranges(
+    source: SourceName,
+    ranges: Sequence[FileRange],
+    *,
+    device: str = "cuda:0",
+    store: StoreName | None = None,
+    image: str | None = None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    verify: str = "auto",
+    pool: PinnedPool | None = None,
+    max_pinned_bytes: int | None = None,
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+) -> LoadReport:
+    """Load ranges of files to memory of the device that is the caller's, given by its address.
+
+    Sources, verification and errors are those of `load`. What the memory holds after an error is
+    not defined.
+    """
+    targets = named_devices([device], pool=pool)
+    config = load_config(verify, max_pinned_bytes, n_threads)
+    async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
+        opened,
+        threads,
+    ):
+        return await load_file_ranges(opened, ranges, targets, threads, config, progress=progress)
+
+
+def load_config(
+    verify: str, max_pinned_bytes: int | None = None, n_threads: int | None = None
+) -> LoadConfig:
+    """The configuration with what was given; slots shrink to fit. Raises InvalidInput."""
+    if verify not in list(Verify):
+        raise InvalidInput(f"verify {verify!r} is not one of {', '.join(Verify)}")
+    config = LoadConfig(verify=Verify(verify))
+    if max_pinned_bytes is not None:
+        slot_bytes = config.slot_bytes
+        while slot_bytes > (2 << 20) and max_pinned_bytes < 8 * slot_bytes:
+            slot_bytes //= 2
+        config = replace(config, pinned_bytes=max_pinned_bytes, slot_bytes=slot_bytes)
+    return config if n_threads is None else replace(config, n_threads=n_threads)
+
+
+@asynccontextmanager
+async def opened_source(
+    source: SourceName,
+    *,
+    store: StoreName | None,
+    image: str | None,
+    member: str | None,
+    facts: Mapping[str, str] | None,
+) -> AsyncIterator[tuple[Source, Threads]]:
+    """What a name means, and threads to work with it. Raises InvalidInput, NotFound."""
+    place = os.fspath(source)
+    config = TransferConfig()
+    with Threads("load", max(_IO_THREADS, config.n_threads)) as threads:
+        if await threads.run(os.path.isdir, place):
+            tree = None
+            if image is not None:
+                async with opened(store) as catalog:
+                    tree = (await _member(catalog, image, member, facts)).tree
+            elif member is not None:
+                raise InvalidInput("a member is of an image: give image= to compare with it")
+            yield await threads.run(DirectorySource, place, threads, tree), threads
+        elif image is not None:
+            raise InvalidInput(f"{place} is no directory that could be compared with {image}")
+        else:
+            async with opened(store) as catalog:
+                content = await _member(catalog, place, member, facts)
+                yield ImageSource(catalog, content, threads, config), threads
+
+
+async def _member(
+    catalog: Catalog, reference: str, member: str | None, facts: Mapping[str, str] | None
+) -> MemberContent:
+    digest = await catalog.resolve(parse_reference(reference))
+    digest, image = await choose_image(catalog, digest, {**host_facts(), **(facts or {})})
+    members = choose_members(image, digest, member)
+    if len(members) > 1:
+        shown = ", ".join(found.name for found in members)
+        raise InvalidInput(f"image {digest.short} has several members, name one of {shown}")
+    return await catalog.content(members[0].tree)

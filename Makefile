@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
 BENCH ?= *#             benchmarks/bench_$(BENCH).py is what `make bench` runs
-APT_PACKAGES ?= zstd#   what the tests need from the system
+APT_PACKAGES ?= zstd xfsprogs btrfs-progs# what the tests need from the system
 
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed-$(EXTRAS)
@@ -87,7 +87,7 @@ demo: venv ## Show what snapcask does, on small data made here
 	@$(PYTHON) benchmarks/demo.py
 
 .PHONY: test
-test: venv ## Run the tests (PYTEST_ARGS='-k wire -x')
+test: venv system ## Run the tests (PYTEST_ARGS='-k wire -x')
 	@$(PYTHON) -m pytest -q $(PYTEST_ARGS)
 
 .PHONY: lint

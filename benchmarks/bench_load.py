@@ -320,8 +320,8 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a folder on disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=LoadConfig().n_threads)
-    parser.add_argument("--slot-mib", type=int, default=8)
-    parser.add_argument("--pinned-mib", type=int, default=192)
+    parser.add_argument("--slot-mib", type=int, default=4)
+    parser.add_argument("--pinned-mib", type=int, default=128)
     parser.add_argument("--workers", default="auto", help="auto, threads or processes")
     parser.add_argument("--cases", default="copy,tmpfs,store,wire,disk,mounted,peers,memory")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
@@ -330,7 +330,7 @@ def main() -> None:
     driver = cuda_driver()
     driver.context(0)
     context_bytes = anonymous_bytes() - before_bytes
-    config = LoadConfig(options.slot_mib * MIB, options.pinned_mib * MIB, options.threads)
+    config = LoadConfig(options.slot_mib * MIB, options.pinned_mib * MIB + 4096, options.threads)
     config = replace(config, workers=Workers(options.workers))
     with (
         tempfile.TemporaryDirectory(prefix="bench-load-", dir=options.memory) as fast,

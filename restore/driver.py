@@ -77,7 +77,7 @@ class Driver(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """Whether the thread that asks for a copy makes it, and no event need be waited for."""
+        """Whether a copy is made by the thread that asks for it, before the call returns."""
 
     def device_count(self) -> int:
         """How many devices there are."""

@@ -1,7 +1,8 @@
-"""Runs a load plan: slots are filled from files and verified, and devices have copies of them.
+"""Runs a load plan: threads fill slots from files, verify them, and have devices copy them.
 
-A byte is settled once its copy has arrived and its piece had the right digest, seen by the CPU
-before the copy or by the device after it. Nothing is settled otherwise.
+Each thread has slots and streams of its own, so that none waits for another. A byte is settled once
+its copy has arrived and its piece had the right digest, seen by the CPU before the copy or by the
+device after it. Nothing is settled otherwise.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 
-from imgfmt.errors import CorruptData, InvalidInput
+from imgfmt.errors import InvalidInput
 from restore.checkers import Checkers
 from restore.driver import Driver
 from restore.files import Files
-from restore.fillers import Filled, Fillers, FillJob, ThreadFillers
-from restore.lanes import StageTimes, Target, Workshop
+from restore.fillers import Damaged, Filler
+from restore.lanes import Lane, StageTimes, Target, Workshop
 from restore.load_config import LoadConfig, Verify, Workers
 from restore.load_plan import LoadPlan, Read
 from restore.pinned import Arena
@@ -27,10 +29,9 @@ from restore.sender import Sender
 from restore.slots import Slot
 
 N_LANES = 4
-"""Streams of each device: while one checks, others copy."""
+"""Streams of each device where one thread sends all."""
 
 _POLL_S = 0.00002
-
 _PR_SET_TIMERSLACK = 29
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Engine:
     """Runs one plan. Blocks: it is for a thread.
 
     `damaged` makes the error for a row of the plan whose piece has another digest. `settled` is
-    called on the thread of `run`, once for each read.
+    called from several threads, once for each read.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Engine:
         targets: Sequence[Target],
         config: LoadConfig,
         *,
-        damaged: Callable[[int], CorruptData],
+        damaged: Damaged,
         settled: Callable[[Read], None],
     ) -> None:
         self._driver = driver
@@ -72,55 +73,133 @@ class Engine:
         verify = self._config.verify if len(plan.rows) else Verify.OFF
         if self._driver.immediate and verify is Verify.AUTO:
             verify = Verify.CPU
-        with Workshop(self._driver, devices, self._config) as workshop:
+        with Workshop(self._driver, devices, self._config) as workshop, ExitStack() as stack:
             slots = workshop.slots(arena)
             self.n_threads = max(1, min(self._config.n_threads, len(slots), len(plan.reads)))
-            workshop.make_lanes(N_LANES, plan, staged=verify in (Verify.AUTO, Verify.DEVICE))
+            processes = self._processes(plan, files, verify, slots, arena)
+            if processes is not None:
+                stack.callback(processes.close)
+            staged = verify in (Verify.AUTO, Verify.DEVICE)
+            n_lanes = self.n_threads if processes is None else N_LANES
+            workshop.make_lanes(n_lanes, plan, staged=staged)
             checkers = Checkers(self._driver, verify, self.n_threads)
             checkers.require(devices)
-            sender = Sender(
-                self._driver, self._targets, workshop,
-                damaged=self._damaged, settled=self._settled,
-            )  # fmt: skip
-            sender.prepare(plan, slots[0])
-            early = sender.copy_now if self._driver.immediate else None
-            job = FillJob(plan, files, self._targets, checkers, self._damaged, early)
-            with closing(self._fillers(job, verify, slots, arena)) as fillers:
-                for slot in slots:
-                    fillers.give(slot)
-                self._send_all(len(plan.reads), fillers, sender)
-            self.times.add(fillers.times)
-            self.device_checked_bytes = sender.device_checked_bytes
+            self._sender(workshop, workshop.lanes).prepare(plan, slots[0])
+            if processes is None:
+                filler = Filler(plan, files, self._targets, checkers, self._damaged)
+                self._run_threads(plan, filler, workshop, slots)
+            else:
+                sender = self._sender(workshop, workshop.lanes)
+                self._run_processes(plan, processes, slots, sender, checkers)
 
-    def _fillers(
-        self, job: FillJob, verify: Verify, slots: Sequence[Slot], arena: Arena
-    ) -> Fillers:
-        """Processes where the CPU has much to verify, and can be given the memory."""
-        wanted = self._config.workers
-        much = verify is Verify.CPU and job.plan.read_bytes >= PROCESSES_FROM_BYTES
-        processes = wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much)
-        if processes and arena.shared and not self._driver.immediate:
-            on_cpu = verify is Verify.CPU
-            try:
-                return ProcessFillers(job, slots, arena, self.n_threads, verify=on_cpu)
-            except OSError as error:  # such as a limit to processes
-                _log.warning("threads verify, which is slower: no processes (%s)", str(error))
-        return ThreadFillers(job, self.n_threads)
+    def _sender(self, workshop: Workshop, lanes: Sequence[Lane]) -> Sender:
+        return Sender(
+            self._driver, self._targets, workshop, lanes,
+            damaged=self._damaged, settled=self._settled,
+        )  # fmt: skip
 
-    def _send_all(self, n_reads: int, fillers: Fillers, sender: Sender) -> None:
-        _sleep_exactly()
-        times, clock = self.times, time.perf_counter
-        for _ in range(n_reads):
+    # Threads, each of which does all.
+
+    def _run_threads(
+        self, plan: LoadPlan, filler: Filler, workshop: Workshop, slots: Sequence[Slot]
+    ) -> None:
+        reads = iter(plan.reads)  # shared: its next() is one step for all threads
+        senders = [self._sender(workshop, [lane]) for lane in workshop.lanes]
+        n_threads = len(senders)
+        times = [StageTimes() for _ in senders]
+        with ThreadPoolExecutor(n_threads, thread_name_prefix="snapcask-load") as threads:
+            work = [
+                threads.submit(self._work, reads, filler, sender, list(slots[i::n_threads]), mine)
+                for i, (sender, mine) in enumerate(zip(senders, times, strict=True))
+            ]
+            done, _ = wait(work, return_when=FIRST_EXCEPTION)
+            failed = [future for future in done if future.exception() is not None]
+            if failed:
+                self._stopped.set()
+        for future in failed or work:
+            future.result()
+        if self._stopped.is_set():
+            raise InvalidInput("loading was stopped")
+        for mine in times:
+            self.times.add(mine)
+        self.device_checked_bytes = sum(sender.device_checked_bytes for sender in senders)
+
+    def _work(
+        self,
+        reads: Iterator[Read],
+        filler: Filler,
+        sender: Sender,
+        free: list[Slot],
+        times: StageTimes,
+    ) -> None:
+        clock = time.perf_counter
+        while not self._stopped.is_set() and (read := next(reads, None)) is not None:
             begun_s = clock()
-            slot, read, hasher = self._next(fillers, sender)
-            ready_s = clock()
+            slot = free.pop() if free else sender.wait()
+            times.wait_s += clock() - begun_s
+            hasher = filler.fill(read, slot, times)
+            filled_s = clock()
             sender.send(slot, read, hasher)
-            times.wait_s += ready_s - begun_s
-            times.send_s += clock() - ready_s
+            times.send_s += clock() - filled_s
         while sender.n_flying:
             sender.wait()
 
-    def _next(self, fillers: Fillers, sender: Sender) -> Filled:
+    # Processes that fill, and this thread, which does the rest.
+
+    def _processes(
+        self,
+        plan: LoadPlan,
+        files: Files,
+        verify: Verify,
+        slots: Sequence[Slot],
+        arena: Arena,
+    ) -> ProcessFillers | None:
+        """Processes where the CPU has much to verify, and can be given the memory."""
+        wanted, on_cpu = self._config.workers, verify in (Verify.AUTO, Verify.CPU)
+        much = verify is Verify.CPU and plan.read_bytes >= PROCESSES_FROM_BYTES
+        if (
+            not arena.shared
+            or self._driver.immediate
+            or not (wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much))
+        ):
+            return None
+        n_processes = max(1, self.n_threads - 1)  # a CPU is left for this thread
+        try:
+            return ProcessFillers(
+                plan, files, slots, arena, n_processes, verify=on_cpu, damaged=self._damaged
+            )
+        except OSError as error:  # such as a limit to processes
+            _log.warning("threads verify, which is slower: no processes (%s)", str(error))
+            return None
+
+    def _run_processes(
+        self,
+        plan: LoadPlan,
+        fillers: ProcessFillers,
+        slots: Sequence[Slot],
+        sender: Sender,
+        checkers: Checkers,
+    ) -> None:
+        _sleep_exactly()
+        for slot in slots:
+            fillers.give(slot)
+        clock = time.perf_counter
+        for _ in plan.reads:
+            begun_s = clock()
+            slot, read = self._next(fillers, sender)
+            ready_s = clock()
+            hasher = None
+            if not fillers.verify:
+                hasher = checkers.hasher(self._targets[read.copies[0].block].device)
+            sender.send(slot, read, hasher)
+            self.times.wait_s += ready_s - begun_s
+            self.times.send_s += clock() - ready_s
+        while sender.n_flying:
+            sender.wait()
+        self.times.add(fillers.times)
+        self.device_checked_bytes = sender.device_checked_bytes
+
+    def _next(self, fillers: ProcessFillers, sender: Sender) -> tuple[Slot, Read]:
         """What to send next. Until there is something, slots that arrived are filled again."""
         while not self._stopped.is_set():
             while (slot := sender.reap()) is not None:

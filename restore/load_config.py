@@ -28,7 +28,10 @@ class Verify(StrEnum):
 
 
 class Workers(StrEnum):
-    """What fills slots. AUTO: processes where the CPU has much to verify, else threads."""
+    """What fills slots and verifies them on the CPU.
+
+    AUTO: processes where the CPU has much to verify, else threads.
+    """
 
     AUTO = "auto"
     THREADS = "threads"
@@ -39,12 +42,12 @@ class Workers(StrEnum):
 class LoadConfig:
     """`pinned_bytes` bounds all host buffers together, in slots of `slot_bytes`, one a read.
 
-    `n_threads` read and verify. A few slots more than threads do: all of them stay in the CPU's
-    cache then, and reading is nearly twice as fast. `route` is how files are read.
+    `n_threads` read and verify. Two small slots a thread do best: they stay in the CPU's cache, in
+    which reading is nearly twice as fast. `route` is how files are read.
     """
 
-    slot_bytes: int = 8 * MIB
-    pinned_bytes: int = 192 * MIB
+    slot_bytes: int = 4 * MIB
+    pinned_bytes: int = 128 * MIB + PAGE_BYTES
     n_threads: int = min(16, os.cpu_count() or 1)
     verify: Verify = Verify.AUTO
     route: Route = Route.AUTO

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 
 from imgfmt.errors import CorruptData, Internal
 from restore import fill_worker
+from restore.files import Files
 from restore.fill_worker import ANSWER, HEAD, READ, REQUEST
-from restore.fillers import Filled, FillJob
+from restore.fillers import Damaged
 from restore.lanes import StageTimes
-from restore.load_plan import Read
+from restore.load_plan import LoadPlan, Read
 from restore.pinned import Arena
 from restore.slots import Slot
 from transfer.oserrors import translate
@@ -29,14 +30,24 @@ PROCESSES_FROM_BYTES = 2 << 30
 
 
 class ProcessFillers:
-    """See `restore.fillers.Fillers`. `slots` lie in the pieces of `arena`."""
+    """Fill slots, which lie in the pieces of `arena`, in the order of the plan. For one thread."""
 
     def __init__(
-        self, job: FillJob, slots: Sequence[Slot], arena: Arena, n_processes: int, *, verify: bool
+        self,
+        plan: LoadPlan,
+        files: Files,
+        slots: Sequence[Slot],
+        arena: Arena,
+        n_processes: int,
+        *,
+        verify: bool,
+        damaged: Damaged,
     ) -> None:
         self.times = StageTimes()
-        self._verify = verify
-        self._job = job
+        self._plan = plan
+        self._files = files
+        self.verify = verify
+        self._damaged = damaged
         self._slots = slots
         self._number = {id(slot): number for number, slot in enumerate(slots)}
         self._next_read = 0
@@ -68,7 +79,7 @@ class ProcessFillers:
 
     def _table(self, arena: Arena) -> int:
         """A descriptor of what the processes must know; see `fill_worker`."""
-        plan, files = self._job.plan, self._job.files
+        plan, files = self._plan, self._files
         starts = [address for _, address, _ in arena.shared]
         places: list[tuple[int, int]] = []
         for slot in self._slots:
@@ -78,7 +89,7 @@ class ProcessFillers:
             "files": [[path, files.direct(n)] for n, path in enumerate(files.paths)],
             "pieces": [[fd, length] for fd, _, length in arena.shared],
             "slots": places,
-            "verify": self._verify,
+            "verify": self.verify,
             "slot_bytes": len(self._slots[0].view),
         }
         raw = json.dumps(document).encode()
@@ -91,14 +102,17 @@ class ProcessFillers:
         return table
 
     def give(self, slot: Slot) -> None:
-        """See `Fillers.give`."""
-        if self._next_read < len(self._job.plan.reads):
+        """Have the slot filled with the next read, if there is one left."""
+        if self._next_read < len(self._plan.reads):
             request = REQUEST.pack(self._number[id(slot)], self._next_read)
             os.write(self._requests, request)
             self._next_read += 1
 
-    def next(self, timeout_s: float) -> Filled | None:
-        """See `Fillers.next`."""
+    def next(self, timeout_s: float) -> tuple[Slot, Read] | None:
+        """A slot that was filled and verified, or None if none is yet.
+
+        Raises what filling one raised.
+        """
         if not self._answers:
             if not select.select([self._answered], [], [], timeout_s)[0]:
                 self._check_alive()
@@ -110,20 +124,18 @@ class ProcessFillers:
                 raw[at : at + ANSWER.size] for at in range(0, len(raw), ANSWER.size)
             )
         slot, number, outcome, detail, read_us, hash_us = ANSWER.unpack(self._answers.popleft())
-        read = self._job.plan.reads[number]
+        read = self._plan.reads[number]
         self._raise(read, outcome, detail)
         self.times.read_s += read_us / 1e6
         self.times.hash_s += hash_us / 1e6
-        if self._verify:
+        if self.verify:
             self.times.checked_bytes += read.n_bytes
-            return self._slots[slot], read, None
-        device = self._job.targets[read.copies[0].block].device
-        return self._slots[slot], read, self._job.checkers.hasher(device)
+        return self._slots[slot], read
 
     def _raise(self, read: Read, outcome: int, detail: int) -> None:
-        name = self._job.files.named[read.file]
+        name = self._files.named[read.file]
         if outcome == fill_worker.DIFFERS:
-            raise self._job.damaged(detail)
+            raise self._damaged(detail)
         if outcome == fill_worker.CUT_SHORT:
             end = read.offset + read.n_bytes
             raise CorruptData(f"{name} is cut short: it ends before {end}")
@@ -139,7 +151,7 @@ class ProcessFillers:
                 raise Internal(f"a process that reads ended with {process.returncode}")
 
     def close(self) -> None:
-        """See `Fillers.close`. The processes keep nothing, and are not asked to end in order."""
+        """Nobody writes to slots afterwards. The processes keep nothing, and are killed."""
         for descriptor in (self._requests, self._answered):
             os.close(descriptor)
         for process in self._processes:

@@ -1,7 +1,6 @@
-"""The side of a load that talks to devices: one thread sends filled slots and takes them back.
+"""The side of a load that talks to devices: a thread sends its slots, and takes them back.
 
-Only one, since each call of a driver lets go of Python's lock: many threads that each make a few
-calls wait for each other more than they copy.
+A slot is used again only after the events behind its copies.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from imgfmt.errors import CorruptData
 from restore.driver import CHECK_ROW, NO_MISMATCH, STATUS_BYTES, Driver, Hasher, Stream
-from restore.lanes import Target, Workshop
+from restore.lanes import Lane, Target, Workshop
 from restore.load_plan import LoadPlan, Read
 from restore.slots import Slot
 
@@ -30,13 +29,17 @@ class _Flight:
 
 
 class Sender:
-    """For one thread. `settled` is called for each read that arrived and is as it must be."""
+    """For one thread, which uses `lanes` in turn.
+
+    `settled` is called for each read that arrived and is as it must be.
+    """
 
     def __init__(
         self,
         driver: Driver,
         targets: Sequence[Target],
         workshop: Workshop,
+        lanes: Sequence[Lane],
         *,
         damaged: Callable[[int], CorruptData],
         settled: Callable[[Read], None],
@@ -44,6 +47,7 @@ class Sender:
         self._driver = driver
         self._targets = targets
         self._workshop = workshop
+        self._lanes = lanes
         self._damaged = damaged
         self._settled = settled
         self._flying: deque[_Flight] = deque()
@@ -60,7 +64,7 @@ class Sender:
         driver, workshop = self._driver, self._workshop
         for device in workshop.devices:
             driver.activate(device)
-            stream = workshop.lanes[0].streams[device]
+            stream = self._lanes[0].streams[device]
             for fill in plan.fills:
                 target = self._targets[fill.block]
                 if target.device == device:
@@ -76,19 +80,14 @@ class Sender:
             self._driver.copy_to_device(pointer + start, slot.address, len(part), stream)
             self._driver.synchronize(stream)
 
-    def copy_now(self, slot: Slot, read: Read) -> None:
-        """Copy a slot on this thread, whichever it is, where that is how the driver copies."""
-        stream = self._workshop.lanes[0].streams[0]
-        self._copy(slot, read, 0, 0, stream)
-
     def send(self, slot: Slot, read: Read, hasher: Hasher | None) -> None:
         """Have devices copy a slot; the first of them checks it if there is a hasher."""
-        lane = self._workshop.lanes[self._turn % len(self._workshop.lanes)]
+        lane = self._lanes[self._turn % len(self._lanes)]
         self._turn += 1
         devices = self._workshop.devices
         if len(devices) > 1:
             devices = sorted({self._targets[copy.block].device for copy in read.copies})
-        for device in () if self._driver.immediate else devices:
+        for device in devices:
             self._driver.activate(device)
             stream, staged = lane.streams[device], 0
             if hasher is not None and device == devices[0]:

@@ -80,7 +80,7 @@ async def load(
     given. Else the source is an image, of which every chunk is verified: "cpu" before the copy,
     "device" after it by a kernel, "auto" by whichever is faster here; "off" is for directories.
 
-    Host memory for transfers is `max_pinned_bytes` (192 MiB) of page-locked memory, or a `pool`
+    Host memory for transfers is `max_pinned_bytes` (128 MiB) of page-locked memory, or a `pool`
     made once for many loads. `pinned` page-locks what is loaded to "cpu". Raises besides what every
     call may raise `DeviceFailed`, and `OutOfResources` where the device has no room.
     """
@@ -165,7 +165,7 @@ def load_config(
     config = LoadConfig(verify=Verify(verify))
     if max_pinned_bytes is not None:
         slot_bytes = config.slot_bytes
-        while slot_bytes > (2 << 20) and max_pinned_bytes < 8 * slot_bytes:
+        while slot_bytes > (2 << 20) and max_pinned_bytes < 16 * slot_bytes:
             slot_bytes //= 2
         config = replace(config, pinned_bytes=max_pinned_bytes, slot_bytes=slot_bytes)
     return config if n_threads is None else replace(config, n_threads=n_threads)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--max-pinned", "max_pinned_bytes", type=byte_size, metavar="SIZE",
-    help="Limit of page-locked host memory.  [default: 192MiB]",
+    help="Limit of page-locked host memory.  [default: 128MiB]",
 )  # fmt: skip
 @click.option("--threads", "n_threads", type=int, metavar="N", help="Threads that read and verify.")
 @json_option

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 import ssl
 from collections.abc import Iterator
 
 from imgfmt.errors import AccessDenied, ImageError, InvalidInput, OutOfResources, StoreUnavailable
+from transfer.store.s3.answer import ProtocolError
 from transfer.store.s3.errors import Place, Refusal, RequestFailed
-from transfer.store.s3.http import NoAnswer
+from transfer.store.s3.http import ConnectionLost, NoAnswer, Stalled
 from transfer.store.s3.policy import Action
 
 NO_CREDENTIALS = (
@@ -20,7 +22,10 @@ NO_CREDENTIALS = (
 
 
 def failure_of(error: Exception, what: str, place: Place) -> RequestFailed:
-    """What an exception means for a request about `what`. Raise its `error` from `error`."""
+    """What an exception means for a request about `what`.
+
+    Raises the exception again if it is none of those that clients of networks raise: a bug.
+    """
     if isinstance(error, RequestFailed):
         return error
     if isinstance(error, ImageError):
@@ -33,10 +38,21 @@ def failure_of(error: Exception, what: str, place: Place) -> RequestFailed:
     if about_credentials is not None:
         return _failed(Action.FAIL, AccessDenied, f"{what}: {about_credentials}", sent=False)
     of_network = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
-    of_input = isinstance(error, boto.BotoCoreError | ValueError)
-    if of_input and not isinstance(error, (*of_network, OSError)):
+    if isinstance(error, boto.BotoCoreError | UnicodeError) and not isinstance(error, of_network):
         return _failed(Action.FAIL, InvalidInput, f"{what}: {_one_line(error)}", sent=False)
+    if not isinstance(error, (*of_network, *_network_errors())):
+        raise error
     return socket_failure(error, what, place)
+
+
+@functools.cache
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What sockets, TLS and the HTTP clients raise."""
+    from aiohttp import ClientError
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    own = (ConnectionLost, NoAnswer, ProtocolError, Stalled)
+    return (OSError, EOFError, ClientError, HttpProcessingError, *own)
 
 
 def _refusal(error: Exception) -> Refusal:

@@ -39,7 +39,8 @@ class Portable:
                     **pinned,
                 )
             facts = answer["ResponseMetadata"]
-            async with answer["Body"] as body:
+            body = answer["Body"]
+            async with body:
                 try:
                     found = check_answer(wanted, facts["HTTPStatusCode"], facts["HTTPHeaders"])
                     await self._copy(body, place(found), progress)

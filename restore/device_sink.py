@@ -81,8 +81,8 @@ class DeviceSink:
                 self._driver.wait(events[device])
         with self._making:
             self.times.add(mine)
-        for number, view in zip(chunks, views, strict=True):
-            self._job.settle({want.tensor for want, _ in self._wanted[number]}, len(view))
+        parts = [{want.tensor for want, _ in self._wanted[number]} for number in chunks]
+        self._job.settle(parts, sum(map(len, views)))
 
     def _copies(self, chunks: Sequence[int], views: Sequence[memoryview]) -> Sequence[Copy]:
         """All places that want some of these chunks; `at` is an address. Few where they adjoin."""

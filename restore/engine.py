@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 
 from imgfmt.errors import InvalidInput
 from restore.checkers import Checkers
-from restore.driver import Driver
+from restore.driver import Driver, Hasher
 from restore.files import Files
-from restore.fillers import Damaged, Filler
+from restore.fillers import Damaged, Filler, ThreadFillers
 from restore.lanes import Lane, StageTimes, Target, Workshop
 from restore.load_config import LoadConfig, Verify, Workers
 from restore.load_plan import LoadPlan, Read
@@ -41,7 +41,7 @@ class Engine:
     """Runs one plan. Blocks: it is for a thread.
 
     `damaged` makes the error for a row of the plan whose piece has another digest. `settled` is
-    called from several threads, once for each read.
+    told of each read once, from several threads, and at once if `eager`.
     """
 
     def __init__(
@@ -51,13 +51,15 @@ class Engine:
         config: LoadConfig,
         *,
         damaged: Damaged,
-        settled: Callable[[Read], None],
+        settled: Callable[[Sequence[Read]], None],
+        eager: bool = True,
     ) -> None:
         self._driver = driver
         self._targets = targets
         self._config = config
         self._damaged = damaged
         self._settled = settled
+        self._eager = eager
         self._stopped = threading.Event()
         self.times = StageTimes()
         self.n_threads = 0
@@ -76,26 +78,26 @@ class Engine:
         with Workshop(self._driver, devices, self._config) as workshop, ExitStack() as stack:
             slots = workshop.slots(arena)
             self.n_threads = max(1, min(self._config.n_threads, len(slots), len(plan.reads)))
-            processes = self._processes(plan, files, verify, slots, arena)
-            if processes is not None:
-                stack.callback(processes.close)
-            staged = verify in (Verify.AUTO, Verify.DEVICE)
-            n_lanes = self.n_threads if processes is None else N_LANES
-            workshop.make_lanes(n_lanes, plan, staged=staged)
             checkers = Checkers(self._driver, verify, self.n_threads)
             checkers.require(devices)
+            filler = Filler(plan, files, self._targets, checkers, self._damaged)
+            fillers = self._fillers(plan, files, verify, slots, arena, filler, checkers)
+            if fillers is not None:
+                stack.callback(fillers.close)
+            staged = verify in (Verify.AUTO, Verify.DEVICE)
+            workshop.make_lanes(N_LANES if fillers else self.n_threads, plan, staged=staged)
             self._sender(workshop, workshop.lanes).prepare(plan, slots[0])
-            if processes is None:
-                filler = Filler(plan, files, self._targets, checkers, self._damaged)
+            if fillers is None:
                 self._run_threads(plan, filler, workshop, slots)
             else:
-                sender = self._sender(workshop, workshop.lanes)
-                self._run_processes(plan, processes, slots, sender, checkers)
+                self._run_sender(plan, fillers, slots, self._sender(workshop, workshop.lanes))
+        if fillers is not None:
+            self.times.add(fillers.times)
 
     def _sender(self, workshop: Workshop, lanes: Sequence[Lane]) -> Sender:
         return Sender(
             self._driver, self._targets, workshop, lanes,
-            damaged=self._damaged, settled=self._settled,
+            damaged=self._damaged, settled=self._settled, eager=self._eager,
         )  # fmt: skip
 
     # Threads, each of which does all.
@@ -141,44 +143,42 @@ class Engine:
             filled_s = clock()
             sender.send(slot, read, hasher)
             times.send_s += clock() - filled_s
-        while sender.n_flying:
-            sender.wait()
+        sender.drain()
 
-    # Processes that fill, and this thread, which does the rest.
+    # Others that fill, and this thread, which does the rest.
 
-    def _processes(
+    def _fillers(
         self,
         plan: LoadPlan,
         files: Files,
         verify: Verify,
         slots: Sequence[Slot],
         arena: Arena,
-    ) -> ProcessFillers | None:
-        """Processes where the CPU has much to verify, and can be given the memory."""
-        wanted, on_cpu = self._config.workers, verify in (Verify.AUTO, Verify.CPU)
+        filler: Filler,
+        checkers: Checkers,
+    ) -> ThreadFillers | ProcessFillers | None:
+        """Who fills; None: threads that do all."""
+        wanted, n_fillers = self._config.workers, max(1, self.n_threads - 1)
         much = verify is Verify.CPU and plan.read_bytes >= PROCESSES_FROM_BYTES
-        if (
-            not arena.shared
-            or self._driver.immediate
-            or not (wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much))
-        ):
+        if self._driver.immediate or wanted is Workers.THREADS:
             return None
-        n_processes = max(1, self.n_threads - 1)  # a CPU is left for this thread
-        try:
-            return ProcessFillers(
-                plan, files, slots, arena, n_processes, verify=on_cpu, damaged=self._damaged
-            )
-        except OSError as error:  # such as a limit to processes
-            _log.warning("threads verify, which is slower: no processes (%s)", str(error))
-            return None
+        if arena.shared and (wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much)):
+            try:
+                return ProcessFillers(
+                    plan, files, slots, arena, n_fillers,
+                    verify=verify in (Verify.AUTO, Verify.CPU), targets=self._targets,
+                    checkers=checkers, damaged=self._damaged,
+                )  # fmt: skip
+            except OSError as error:  # such as a limit to processes
+                _log.warning("threads verify, which is slower: no processes (%s)", str(error))
+        return ThreadFillers(filler, plan.reads, n_fillers)
 
-    def _run_processes(
+    def _run_sender(
         self,
         plan: LoadPlan,
-        fillers: ProcessFillers,
+        fillers: ThreadFillers | ProcessFillers,
         slots: Sequence[Slot],
         sender: Sender,
-        checkers: Checkers,
     ) -> None:
         _sleep_exactly()
         for slot in slots:
@@ -186,20 +186,17 @@ class Engine:
         clock = time.perf_counter
         for _ in plan.reads:
             begun_s = clock()
-            slot, read = self._next(fillers, sender)
+            slot, read, hasher = self._next(fillers, sender)
             ready_s = clock()
-            hasher = None
-            if not fillers.verify:
-                hasher = checkers.hasher(self._targets[read.copies[0].block].device)
             sender.send(slot, read, hasher)
             self.times.wait_s += ready_s - begun_s
             self.times.send_s += clock() - ready_s
-        while sender.n_flying:
-            sender.wait()
-        self.times.add(fillers.times)
+        sender.drain()
         self.device_checked_bytes = sender.device_checked_bytes
 
-    def _next(self, fillers: ProcessFillers, sender: Sender) -> tuple[Slot, Read]:
+    def _next(
+        self, fillers: ThreadFillers | ProcessFillers, sender: Sender
+    ) -> tuple[Slot, Read, Hasher | None]:
         """What to send next. Until there is something, slots that arrived are filled again."""
         while not self._stopped.is_set():
             while (slot := sender.reap()) is not None:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import queue
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from blake3 import blake3
@@ -77,6 +80,65 @@ class Filler:
             times.read_s += read_s - begun_s
             times.hash_s += time.perf_counter() - read_s
         times.checked_bytes += sum(lengths)
+
+
+class ThreadFillers:
+    """Threads that fill slots for one other, which sends them: it makes all calls of a driver.
+
+    The slot that became free last is filled first: it is in the CPU's cache.
+    """
+
+    verify = False  # what is filled says itself who is to check it
+
+    def __init__(self, filler: Filler, reads: Sequence[Read], n_threads: int) -> None:
+        self.times = StageTimes()
+        self._filler = filler
+        self._reads = iter(reads)  # shared: its next() is one step for all threads
+        self._free: list[Slot] = []
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._ready: deque[tuple[Slot, Read, Hasher | None] | BaseException] = deque()
+        self._mine = [StageTimes() for _ in range(n_threads)]
+        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="snapcask-load")
+        for times in self._mine:
+            self._threads.submit(self._run, times)
+
+    def give(self, slot: Slot) -> None:
+        """Have the slot filled with the next read, if there is one left."""
+        self._free.append(slot)
+        self._tokens.put(True)
+
+    def next(self, timeout_s: float) -> tuple[Slot, Read, Hasher | None] | None:
+        """A slot that was filled, and what is to check it, or None if none is yet.
+
+        Raises what filling one raised.
+        """
+        if not self._ready:
+            time.sleep(timeout_s)
+            return None
+        item = self._ready.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Nobody writes to slots afterwards."""
+        self._reads = iter(())
+        for _ in self._mine:
+            self._tokens.put(False)
+        self._threads.shutdown()
+        for times in self._mine:
+            self.times.add(times)
+
+    def _run(self, times: StageTimes) -> None:
+        try:
+            while self._tokens.get():
+                read = next(self._reads, None)
+                if read is None:
+                    return
+                slot = self._free.pop()
+                self._ready.append((slot, read, self._filler.fill(read, slot, times)))
+        except BaseException as error:
+            self._ready.append(error)
 
 
 def steps(begins: Sequence[int]) -> list[int]:

@@ -98,7 +98,7 @@ async def load(
         targets = [Target(memory.device, memory.pointer) for memory in memories]
         report = await _run(
             source, devices, threads, config, specs, layout.places, targets,
-            clock=clock, arrived=arrived, progress=progress,
+            clock=clock, arrived=arrived, eager=deliver is not None, progress=progress,
         )  # fmt: skip
     except BaseException:
         if not delivered:
@@ -133,7 +133,7 @@ async def load_ranges(
     targets = [Target(devices.numbers[0], r.pointer) for r in ranges]
     return await _run(
         source, devices, threads, config, specs, places, targets,
-        clock=clock, arrived=lambda tensor: None, progress=progress or Silent(),
+        clock=clock, arrived=lambda tensor: None, eager=False, progress=progress or Silent(),
     )  # fmt: skip
 
 
@@ -208,6 +208,7 @@ async def _run(
     *,
     clock: PhaseClock,
     arrived: Callable[[int], None],
+    eager: bool,
     progress: Progress,
 ) -> LoadReport:
     loop = asyncio.get_running_loop()
@@ -219,7 +220,7 @@ async def _run(
         progress.phase("load", total)
         job = LoadJob(
             specs, places, targets, len(devices.numbers),
-            driver=devices.driver, config=config, arena=arena, arrived=arrived,
+            driver=devices.driver, config=config, arena=arena, arrived=arrived, eager=eager,
             advance=lambda n_bytes: _tell(loop, progress, n_bytes),
         )  # fmt: skip
         if total:

@@ -35,6 +35,7 @@ class Workers(StrEnum):
 
     AUTO = "auto"
     THREADS = "threads"
+    SENDER = "sender"
     PROCESSES = "processes"
 
 

@@ -47,6 +47,7 @@ class LoadReport:
 class LoadJob:
     """Specs, their places in blocks, and the blocks: `len(places)` is that of one device.
 
+    `eager`: tensors are wanted as soon as they are complete.
     `targets` has the blocks of the first device, then those of the second, and so on.
     """
 
@@ -62,6 +63,7 @@ class LoadJob:
         arena: Arena,
         arrived: Arrived,
         advance: Advance,
+        eager: bool = True,
     ) -> None:
         self.specs = specs
         self.places = places
@@ -70,6 +72,7 @@ class LoadJob:
         self.config = config
         self.arena = arena
         self._n_devices = n_devices
+        self.eager = eager
         self._arrived = arrived
         self._advance = advance
         self._lock = threading.Lock()
@@ -103,15 +106,16 @@ class LoadJob:
                 for tensor in tensors:
                     self._left[tensor] += 1
 
-    def settle(self, tensors: Iterable[int], n_bytes: int) -> None:
-        """One part of these tensors arrived."""
+    def settle(self, parts: Iterable[Iterable[int]], n_bytes: int) -> None:
+        """These parts arrived; each is tensors that one piece of work brought some of."""
         complete: list[int] = []
         with self._lock:
-            for tensor in tensors:
-                self._left[tensor] -= 1
-                if not self._left[tensor] and not self._told[tensor]:
-                    self._told[tensor] = True
-                    complete.append(tensor)
+            for tensors in parts:
+                for tensor in tensors:
+                    self._left[tensor] -= 1
+                    if not self._left[tensor] and not self._told[tensor]:
+                        self._told[tensor] = True
+                        complete.append(tensor)
         for tensor in complete:
             self._arrived(tensor)
         self._advance(n_bytes)

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 
 from imgfmt.errors import CorruptData, Internal
 from restore import fill_worker
+from restore.checkers import Checkers
+from restore.driver import Hasher
 from restore.files import Files
 from restore.fill_worker import ANSWER, HEAD, READ, REQUEST
 from restore.fillers import Damaged
-from restore.lanes import StageTimes
+from restore.lanes import StageTimes, Target
 from restore.load_plan import LoadPlan, Read
 from restore.pinned import Arena
 from restore.slots import Slot
@@ -30,7 +32,10 @@ PROCESSES_FROM_BYTES = 2 << 30
 
 
 class ProcessFillers:
-    """Fill slots, which lie in the pieces of `arena`, in the order of the plan. For one thread."""
+    """Fill slots, which lie in the pieces of `arena`, in the order of the plan. For one thread.
+
+    With `verify` the processes compare all with its digests, else what is filled is not checked.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,8 @@ class ProcessFillers:
         n_processes: int,
         *,
         verify: bool,
+        targets: Sequence[Target],
+        checkers: Checkers,
         damaged: Damaged,
     ) -> None:
         self.times = StageTimes()
@@ -48,6 +55,8 @@ class ProcessFillers:
         self._files = files
         self.verify = verify
         self._damaged = damaged
+        self._targets = targets
+        self._checkers = checkers
         self._slots = slots
         self._number = {id(slot): number for number, slot in enumerate(slots)}
         self._next_read = 0
@@ -108,8 +117,8 @@ class ProcessFillers:
             os.write(self._requests, request)
             self._next_read += 1
 
-    def next(self, timeout_s: float) -> tuple[Slot, Read] | None:
-        """A slot that was filled and verified, or None if none is yet.
+    def next(self, timeout_s: float) -> tuple[Slot, Read, Hasher | None] | None:
+        """A slot that was filled, and what is to check it, or None if none is yet.
 
         Raises what filling one raised.
         """
@@ -130,7 +139,9 @@ class ProcessFillers:
         self.times.hash_s += hash_us / 1e6
         if self.verify:
             self.times.checked_bytes += read.n_bytes
-        return self._slots[slot], read
+            return self._slots[slot], read, None
+        device = self._targets[read.copies[0].block].device
+        return self._slots[slot], read, self._checkers.hasher(device)
 
     def _raise(self, read: Read, outcome: int, detail: int) -> None:
         name = self._files.named[read.file]

@@ -15,6 +15,7 @@ from restore.lanes import Lane, Target, Workshop
 from restore.load_plan import LoadPlan, Read
 from restore.slots import Slot
 
+_BATCH = 16
 _CLEAN = NO_MISMATCH.to_bytes(STATUS_BYTES, "little")
 
 
@@ -31,7 +32,7 @@ class _Flight:
 class Sender:
     """For one thread, which uses `lanes` in turn.
 
-    `settled` is called for each read that arrived and is as it must be.
+    `settled` is told of the reads that arrived and are as they must be: of each at once if `eager`.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Sender:
         lanes: Sequence[Lane],
         *,
         damaged: Callable[[int], CorruptData],
-        settled: Callable[[Read], None],
+        settled: Callable[[Sequence[Read]], None],
+        eager: bool,
     ) -> None:
         self._driver = driver
         self._targets = targets
@@ -50,6 +52,8 @@ class Sender:
         self._lanes = lanes
         self._damaged = damaged
         self._settled = settled
+        self._landed: list[Read] = []
+        self._batch = 1 if eager else _BATCH
         self._flying: deque[_Flight] = deque()
         self._turn = 0
         self.device_checked_bytes = 0
@@ -139,5 +143,19 @@ class Sender:
             worst = int.from_bytes(flight.slot.status, "little")
             if worst != NO_MISMATCH:
                 raise self._damaged(worst)
-        self._settled(flight.read)
+        self._landed.append(flight.read)
+        if len(self._landed) >= self._batch:
+            self.flush()
         return flight.slot
+
+    def drain(self) -> None:
+        """Wait until all that was sent has arrived."""
+        while self._flying:
+            self.wait()
+        self.flush()
+
+    def flush(self) -> None:
+        """Tell of what has arrived."""
+        landed, self._landed = self._landed, []
+        if landed:
+            self._settled(landed)

@@ -80,7 +80,10 @@ async def run_engine(
         job.targets,
         job.config,
         damaged=damaged,
-        settled=lambda read: job.settle(read.tensors, sizes[id(read)]),
+        settled=lambda reads: job.settle(
+            [read.tensors for read in reads], sum(sizes[id(read)] for read in reads)
+        ),
+        eager=job.eager,
     )
     job.expect(read.tensors for read in plan.reads)
     with files:

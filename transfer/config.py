@@ -22,7 +22,7 @@ class TransferConfig:
 
     block_bytes: int = 8 * MIB
     max_memory_bytes: int = 128 * MIB
-    n_threads: int = min(16, os.cpu_count() or 1)
+    n_threads: int = min(4, os.cpu_count() or 1)  # more contend for caches and the interpreter
     index_every_packs: int = 8
     lease_ttl_s: int = 3600
     fsync: bool = True

@@ -295,3 +295,11 @@ def test_foreign_objects_are_passed_over(seaweedfs: Server) -> None:
         assert [facts.key for facts in await store.list_objects("packs/")] == ["packs/notes"]
 
     run(work())
+
+
+def test_what_a_server_says_can_do_nothing_to_a_terminal() -> None:
+    answer = refusal("x", 400)
+    answer.body = b"<Error><Code>Odd\x1b[2J</Code><Message>one\n\x07two</Message></Error>"
+    answer.headers = {}
+    with serving(*lasting(answer=answer)) as server:
+        fails(store_at(server.endpoint), "get", InvalidInput, "(Odd?[2J): one ?two")

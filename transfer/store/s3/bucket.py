@@ -32,6 +32,8 @@ class Bucket:
         loop = asyncio.get_running_loop()
         found = self._sessions.get(loop)
         if found is None:
+            for ended in [other for other in self._sessions if other.is_closed()]:
+                del self._sessions[ended]  # the session holds its loop, so it would stay for ever
             found = self._sessions[loop] = Session(self.config)
         return found
 

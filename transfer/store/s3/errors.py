@@ -84,7 +84,7 @@ _CODES: dict[str, _Row] = {
 _STATUSES: dict[int, _Row] = {
     301: _REGION,
     307: _REGION,
-    400: (_F, InvalidInput, "the server calls the request wrong{code}"),
+    400: (_F, InvalidInput, "the server calls the request wrong{code}: {message}"),
     401: _DENIED,
     403: _DENIED,
     404: (_F, StoreUnavailable, "{endpoint} answers 404, but not as S3 does; check the endpoint"),
@@ -189,7 +189,7 @@ class Refusal:
             bucket=place.bucket, endpoint=place.endpoint, region=place.region, code=f" ({code})",
             right_region=f"region {region}" if region else "another region",
             set_region=f"AWS_REGION={region}" if region else "AWS_REGION",
-            skew=_skew(self.headers), message=self.message[:200],
+            skew=_skew(self.headers), message=one_line(self.message),
         )  # fmt: skip
         return RequestFailed(
             action, kind(f"{what}: {text}"), status=self.status, code=self.code,
@@ -208,7 +208,13 @@ class Refusal:
 
 def _element(body: bytes, name: bytes) -> str:
     found = re.search(rb"<%s>([^<]{1,500})</%s>" % (name, name), body)
-    return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
+    return one_line(found[1].decode("utf-8", "replace")) if found else ""
+
+
+def one_line(text: str) -> str:
+    """What somebody else says, fit for a line on a terminal."""
+    line = " ".join(text.split())[:300]
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from imgfmt.errors import AccessDenied, ImageError, InvalidInput, OutOfResources, StoreUnavailable
 from transfer.store.s3.answer import ProtocolError
-from transfer.store.s3.errors import Place, Refusal, RequestFailed
+from transfer.store.s3.errors import Place, Refusal, RequestFailed, one_line
 from transfer.store.s3.http import ConnectionLost, NoAnswer, Stalled
 from transfer.store.s3.policy import Action
 
@@ -39,7 +39,7 @@ def failure_of(error: Exception, what: str, place: Place) -> RequestFailed:
         return _failed(Action.FAIL, AccessDenied, f"{what}: {about_credentials}", sent=False)
     of_network = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
     if isinstance(error, boto.BotoCoreError | UnicodeError) and not isinstance(error, of_network):
-        return _failed(Action.FAIL, InvalidInput, f"{what}: {_one_line(error)}", sent=False)
+        return _failed(Action.FAIL, InvalidInput, f"{what}: {one_line(str(error))}", sent=False)
     if not isinstance(error, (*of_network, *_network_errors())):
         raise error
     return socket_failure(error, what, place)
@@ -76,13 +76,13 @@ def _about_credentials(error: Exception) -> str | None:
     if isinstance(error, boto.NoCredentialsError | boto.NoAuthTokenError):
         return NO_CREDENTIALS
     if isinstance(error, boto.ProfileNotFound | boto.ConfigNotFound | boto.ConfigParseError):
-        return f"{_one_line(error)}; check AWS_PROFILE and the AWS configuration"
+        return f"{one_line(str(error))}; check AWS_PROFILE and the AWS configuration"
     known = (
         boto.PartialCredentialsError, boto.CredentialRetrievalError, boto.TokenRetrievalError,
         boto.SSOError, boto.MetadataRetrievalError, boto.UnknownCredentialError,
     )  # fmt: skip
     if isinstance(error, known):
-        return f"the AWS credentials can't be had: {_one_line(error)}"
+        return f"the AWS credentials can't be had: {one_line(str(error))}"
     return None
 
 
@@ -113,7 +113,7 @@ def socket_failure(error: Exception, what: str, place: Place) -> RequestFailed:
         if code in _UNREACHABLE:
             text = f"can't connect to {endpoint} ({os.strerror(code or 0)}); check the endpoint"
             return _failed(Action.RETRY, StoreUnavailable, f"{what}: {text}", sent=False)
-    text = _SAYINGS.get(type(error).__name__) or _one_line(error) or type(error).__name__
+    text = _SAYINGS.get(type(error).__name__) or one_line(str(error)) or type(error).__name__
     failed = _failed(Action.RETRY, StoreUnavailable, f"{what}: {text} ({endpoint})")
     failed.timed_out = isinstance(error, NoAnswer | TimeoutError)
     return failed
@@ -159,7 +159,3 @@ def _failed(
     action: Action, kind: type[ImageError], text: str, *, sent: bool = True
 ) -> RequestFailed:
     return RequestFailed(action, kind(text), sent=sent)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -111,6 +111,9 @@ class Session:
         held = _wires(self.config, self.rate)
         wire = await anext(held)
         self._held.append(held)
+        _open_wires.difference_update(
+            [one for one in _open_wires if getattr(one, "ag_frame", None) is None]
+        )
         _open_wires.add(held)
         return wire
 

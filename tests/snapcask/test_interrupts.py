@@ -74,12 +74,12 @@ def test_a_push_that_is_stopped_leaves_no_reference_no_lease_and_no_pack(
         assert not list((store / folder).iterdir())
 
 
-def test_a_pull_that_is_stopped_leaves_nothing(
+def test_a_pull_that_is_stopped_and_not_to_be_resumed_leaves_nothing(
     store: Path, snapshot: Path, tmp_path: Path, call: object
 ) -> None:
     assert subprocess.run(command_line("push", snapshot, "a:1"), check=False).returncode == 0
     before = contents(tmp_path)
-    process = begun("pull", "a:1", tmp_path / "out", prelude=STOP_WHILE_WRITING)
+    process = begun("pull", "a:1", tmp_path / "out", "--no-resume", prelude=STOP_WHILE_WRITING)
     assert contents(tmp_path).keys() != before.keys()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)

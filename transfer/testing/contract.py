@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -62,9 +63,14 @@ def in_processes(n_processes: int, work: Callable[..., T], *args: object) -> lis
     """Call `work(number, *args)` in `n_processes` processes at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(n_processes, mp_context=context) as pool:
+    given = (dict(os.environ),)  # the server of these processes may have been started without
+    with ProcessPoolExecutor(n_processes, context, _take_environment, given) as pool:
         futures = [pool.submit(work, number, *args) for number in range(n_processes)]
         return [future.result() for future in futures]
+
+
+def _take_environment(given: dict[str, str]) -> None:
+    os.environ.update(given)
 
 
 def create_many(number: int, opener: Opener, place: str, n_keys: int) -> list[bool]:

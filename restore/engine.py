@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 
 from imgfmt.errors import InvalidInput
 from restore.checkers import Checkers
+from restore.direct_storage import DirectStorage
 from restore.driver import Driver, Hasher
 from restore.files import Files
 from restore.fillers import Damaged, Filler, ThreadFillers
@@ -41,7 +42,8 @@ class Engine:
     """Runs one plan. Blocks: it is for a thread.
 
     `damaged` makes the error for a row of the plan whose piece has another digest. `settled` is
-    told of each read once, from several threads, and at once if `eager`.
+    told of each read once, from several threads, and at once if `eager`. With `storage` files that
+    are fit for it are read by the device.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Engine:
         damaged: Damaged,
         settled: Callable[[Sequence[Read]], None],
         eager: bool = True,
+        storage: DirectStorage | None = None,
     ) -> None:
         self._driver = driver
         self._targets = targets
@@ -60,6 +63,7 @@ class Engine:
         self._damaged = damaged
         self._settled = settled
         self._eager = eager
+        self._storage = storage
         self._stopped = threading.Event()
         self.times = StageTimes()
         self.n_threads = 0
@@ -84,7 +88,7 @@ class Engine:
             fillers = self._fillers(plan, files, verify, slots, arena, filler, checkers)
             if fillers is not None:
                 stack.callback(fillers.close)
-            staged = verify in (Verify.AUTO, Verify.DEVICE)
+            staged = self._storage is not None or verify in (Verify.AUTO, Verify.DEVICE)
             workshop.make_lanes(N_LANES if fillers else self.n_threads, plan, staged=staged)
             self._sender(workshop, workshop.lanes).prepare(plan, slots[0])
             if fillers is None:
@@ -139,6 +143,8 @@ class Engine:
             begun_s = clock()
             slot = free.pop() if free else sender.wait()
             times.wait_s += clock() - begun_s
+            if self._storage is not None and filler.pull(read, slot, sender, self._storage):
+                continue
             hasher = filler.fill(read, slot, times)
             filled_s = clock()
             sender.send(slot, read, hasher)
@@ -160,7 +166,7 @@ class Engine:
         """Who fills; None: threads that do all."""
         wanted, n_fillers = self._config.workers, max(1, self.n_threads - 1)
         much = verify is Verify.CPU and plan.read_bytes >= PROCESSES_FROM_BYTES
-        if self._driver.immediate or wanted is Workers.THREADS:
+        if self._driver.immediate or self._storage is not None:
             return None
         if arena.shared and (wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much)):
             try:

@@ -17,10 +17,12 @@ from blake3 import blake3
 from imgfmt.digest import DIGEST_BYTES
 from imgfmt.errors import CorruptData
 from restore.checkers import Checkers
+from restore.direct_storage import DirectStorage
 from restore.driver import Hasher
 from restore.files import Files
 from restore.lanes import StageTimes, Target
 from restore.load_plan import LoadPlan, Read
+from restore.sender import Sender
 from restore.slots import Slot
 
 STEP_BYTES = 1 << 20
@@ -59,6 +61,15 @@ class Filler:
         self._files.fill(read.file, read.offset, read.n_bytes, slot.view)
         times.read_s += time.perf_counter() - begun_s
         return hasher
+
+    def pull(self, read: Read, slot: Slot, sender: Sender, storage: DirectStorage) -> bool:
+        """Have a device read and check it all; False if it can't, and the slot is to be filled."""
+        hasher = None
+        if not self._checkers.off:
+            hasher = self._checkers.hasher(self._targets[read.copies[0].block].device)
+            if hasher is None:
+                return False
+        return sender.pull(slot, read, hasher, self._files.paths[read.file], storage)
 
     def _fill_checked(self, read: Read, slot: Slot, times: StageTimes) -> None:
         """Fill a slot step by step, and compare the pieces of each step with their digests."""

@@ -114,7 +114,7 @@ class Workshop:
 
     def make_lanes(self, n_lanes: int, plan: LoadPlan, *, staged: bool) -> None:
         """Lanes that are used in turn."""
-        for device in self.devices if staged else ():
+        for device in self.devices if staged and len(plan.rows) else ():
             self.rows[device] = self._memory(device, plan.rows.nbytes)
         for _ in range(n_lanes):
             self.add_lane(staged=staged)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from imgfmt.errors import InvalidInput, NotFound, OutOfResources
 from restore.contents import find_tensors
+from restore.cuda_files import cuda_files
 from restore.driver import Driver
 from restore.host_driver import HostDriver
 from restore.lanes import Target
@@ -221,6 +222,7 @@ async def _run(
         job = LoadJob(
             specs, places, targets, len(devices.numbers),
             driver=devices.driver, config=config, arena=arena, arrived=arrived, eager=eager,
+            file_api=cuda_files if config.gpudirect and not devices.driver.immediate else None,
             advance=lambda n_bytes: _tell(loop, progress, n_bytes),
         )  # fmt: skip
         if total:
@@ -244,6 +246,7 @@ def _report(job: LoadJob, n_bytes: int, arena: Arena, clock: PhaseClock) -> Load
         n_bytes=n_bytes,
         read_bytes=job.read_bytes,
         direct_bytes=job.direct_bytes,
+        gpudirect_bytes=job.gpudirect_bytes,
         cpu_checked_bytes=job.cpu_checked_bytes,
         device_checked_bytes=job.device_checked_bytes,
         verified=job.verified,

@@ -35,7 +35,6 @@ class Workers(StrEnum):
 
     AUTO = "auto"
     THREADS = "threads"
-    SENDER = "sender"
     PROCESSES = "processes"
 
 
@@ -43,16 +42,18 @@ class Workers(StrEnum):
 class LoadConfig:
     """`pinned_bytes` bounds all host buffers together, in slots of `slot_bytes`, one a read.
 
-    `n_threads` read and verify. Two small slots a thread do best: they stay in the CPU's cache, in
-    which reading is nearly twice as fast. `route` is how files are read.
+    `n_threads` read and verify, all but one of them where a GPU is fed. A few slots more than
+    threads do best: they stay in the CPU's cache, where reading is nearly twice as fast. `route` is
+    how files are read. With `gpudirect` files that prove to be fit for it are read by the device.
     """
 
-    slot_bytes: int = 4 * MIB
-    pinned_bytes: int = 128 * MIB + PAGE_BYTES
+    slot_bytes: int = 8 * MIB
+    pinned_bytes: int = 160 * MIB + PAGE_BYTES
     n_threads: int = min(16, os.cpu_count() or 1)
     verify: Verify = Verify.AUTO
     route: Route = Route.AUTO
     workers: Workers = Workers.AUTO
+    gpudirect: bool = False
 
     def __post_init__(self) -> None:
         if self.slot_bytes < _MIN_SLOT_BYTES or self.slot_bytes % _SLOT_STEP_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from imgfmt.errors import Internal
+from restore.direct_storage import FileApi
 from restore.driver import Driver
 from restore.lanes import StageTimes, Target
 from restore.layout import Place
@@ -26,7 +27,8 @@ Advance = Callable[[int], None]
 class LoadReport:
     """What a load did.
 
-    `n_bytes` went to devices, `read_bytes` were read, `direct_bytes` of them past the page cache;
+    `n_bytes` went to devices, `read_bytes` were read, `direct_bytes` of them past the page cache,
+    `gpudirect_bytes` by the device itself;
     `cpu_checked_bytes` and `device_checked_bytes` were compared with digests. `stages` are seconds
     that `n_threads` threads together spent on each; `seconds` are by phase and "total".
     """
@@ -35,6 +37,7 @@ class LoadReport:
     n_bytes: int
     read_bytes: int
     direct_bytes: int
+    gpudirect_bytes: int
     cpu_checked_bytes: int
     device_checked_bytes: int
     verified: bool
@@ -64,6 +67,7 @@ class LoadJob:
         arrived: Arrived,
         advance: Advance,
         eager: bool = True,
+        file_api: Callable[[], FileApi] | None = None,
     ) -> None:
         self.specs = specs
         self.places = places
@@ -73,6 +77,7 @@ class LoadJob:
         self.arena = arena
         self._n_devices = n_devices
         self.eager = eager
+        self.file_api = file_api
         self._arrived = arrived
         self._advance = advance
         self._lock = threading.Lock()
@@ -80,6 +85,7 @@ class LoadJob:
         self._told = [False] * len(specs)
         self.read_bytes = 0
         self.direct_bytes = 0
+        self.gpudirect_bytes = 0
         self.cpu_checked_bytes = 0
         self.device_checked_bytes = 0
         self.verified = False

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from imgfmt.errors import CorruptData
+from restore.direct_storage import DirectStorage
 from restore.driver import CHECK_ROW, NO_MISMATCH, STATUS_BYTES, Driver, Hasher, Stream
 from restore.lanes import Lane, Target, Workshop
 from restore.load_plan import LoadPlan, Read
 from restore.slots import Slot
+from restore.tensor import read_back
 
 _BATCH = 16
 _CLEAN = NO_MISMATCH.to_bytes(STATUS_BYTES, "little")
@@ -101,14 +103,47 @@ class Sender:
             self._driver.record(slot.events[device], stream)
         self._flying.append(_Flight(slot, read, devices, hasher is not None))
 
+    def pull(
+        self, slot: Slot, read: Read, hasher: Hasher | None, path: str, storage: DirectStorage
+    ) -> bool:
+        """Have the device read a file itself, and check and copy what it got.
+
+        False if it does not: the slot is to be filled and sent then. Its buffer is not used here,
+        only its event and status word. For reads of one device, and senders with one lane.
+        """
+        (lane,), (device, *others) = self._lanes, self._workshop.devices
+        if others or device not in lane.staging:
+            return False
+        self._driver.activate(device)
+        stream, staged = lane.streams[device], lane.staging[device]
+        self._driver.synchronize(stream)  # cuFile writes without asking the stream
+
+        def back(pointer: int, n_bytes: int) -> bytes:
+            return read_back(self._driver, device, pointer, n_bytes)
+
+        if storage.prove(path, staged, back) is not None:
+            return False
+        if not storage.read(path, staged, read.n_bytes, read.offset):
+            return False
+        if hasher is not None:
+            self._hash(slot, read, device, staged, hasher, stream)
+        self._copy(slot, read, device, staged, stream)
+        self._driver.record(slot.events[device], stream)
+        self._flying.append(_Flight(slot, read, (device,), hasher is not None))
+        return True
+
     def _check(
         self, slot: Slot, read: Read, device: int, staged: int, hasher: Hasher, stream: Stream
     ) -> None:
-        slot.status[:] = _CLEAN
         self._driver.copy_to_device(staged, slot.address, read.n_bytes, stream)
+        self._hash(slot, read, device, staged, hasher, stream)
+
+    def _hash(
+        self, slot: Slot, read: Read, device: int, staged: int, hasher: Hasher, stream: Stream
+    ) -> None:
+        slot.status[:] = _CLEAN
         rows = self._workshop.rows[device] + read.first * CHECK_ROW.itemsize
-        n_rows = read.end - read.first
-        hasher.check(stream, staged, rows, n_rows, read.first, slot.status_at)
+        hasher.check(stream, staged, rows, read.end - read.first, read.first, slot.status_at)
         self.device_checked_bytes += read.n_bytes
 
     def _copy(self, slot: Slot, read: Read, device: int, staged: int, stream: Stream) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from imgfmt.digest import Digest, raw_digest
 from imgfmt.errors import CorruptData
 from imgfmt.tree import EntryType, Tree
+from restore.direct_storage import DirectStorage
 from restore.engine import Engine
 from restore.files import Files
 from restore.load_config import Verify
@@ -75,6 +77,7 @@ async def run_engine(
 ) -> None:
     """Run a plan on a thread; a cancelled call stops it and waits for it."""
     sizes = {id(read): sum(copy.n_bytes for copy in read.copies) for read in plan.reads}
+    storage = DirectStorage(job.file_api) if job.file_api is not None else None
     engine = Engine(
         job.driver,
         job.targets,
@@ -84,9 +87,12 @@ async def run_engine(
             [read.tensors for read in reads], sum(sizes[id(read)] for read in reads)
         ),
         eager=job.eager,
+        storage=storage,
     )
     job.expect(read.tensors for read in plan.reads)
-    with files:
+    with files, ExitStack() as stack:
+        if storage is not None:
+            stack.callback(storage.close)
         running = asyncio.ensure_future(threads.run(engine.run, plan, files, job.arena))
         try:
             await asyncio.shield(running)
@@ -96,6 +102,8 @@ async def run_engine(
             if not running.cancelled():
                 running.exception()
             raise
+        if storage is not None:
+            job.gpudirect_bytes += storage.n_bytes
     job.read_bytes += plan.read_bytes
     job.direct_bytes += files.direct_bytes
     job.stages.add(engine.times)

@@ -117,21 +117,25 @@ class Tensor:
     def to_bytes(self) -> bytes:
         """A copy of the content in host memory; for checks, and slow."""
         memory = self._memory
-        found = bytearray(self.n_bytes)
-        if not found:
-            return b""
-        driver, device = memory.driver, memory.device
-        driver.activate(device)
-        bounce = memoryview(mmap.mmap(-1, min(len(found), _STEP_BYTES)))
-        address = address_of(bounce)
-        driver.register(address, len(bounce))
-        try:
-            with owned_stream(driver, device) as stream:
-                for start in range(0, len(found), len(bounce)):
-                    length = min(len(bounce), len(found) - start)
-                    driver.copy_from_device(address, self.pointer + start, length, stream)
-                    driver.synchronize(stream)
-                    found[start : start + length] = bounce[:length]
-        finally:
-            driver.unregister(address)
-        return bytes(found)
+        return read_back(memory.driver, memory.device, self.pointer, self.n_bytes)
+
+
+def read_back(driver: Driver, device: int, pointer: int, n_bytes: int) -> bytes:
+    """Device memory, through a small page-locked buffer. Leaves the device current."""
+    found = bytearray(n_bytes)
+    if not found:
+        return b""
+    driver.activate(device)
+    bounce = memoryview(mmap.mmap(-1, min(n_bytes, _STEP_BYTES)))
+    address = address_of(bounce)
+    driver.register(address, len(bounce))
+    try:
+        with owned_stream(driver, device) as stream:
+            for start in range(0, n_bytes, len(bounce)):
+                length = min(len(bounce), n_bytes - start)
+                driver.copy_from_device(address, pointer + start, length, stream)
+                driver.synchronize(stream)
+                found[start : start + length] = bounce[:length]
+    finally:
+        driver.unregister(address)
+    return bytes(found)

@@ -68,6 +68,7 @@ async def load(
     pool: PinnedPool | None = None,
     max_pinned_bytes: int | None = None,
     n_threads: int | None = None,
+    gpudirect: bool = False,
     progress: Progress | None = None,
 ) -> Tensors:
     """Load tensors to a device: "cuda:0", "cuda:1", ... or "cpu". Returns them by name.
@@ -80,14 +81,17 @@ async def load(
     given. Else the source is an image, of which every chunk is verified: "cpu" before the copy,
     "device" after it by a kernel, "auto" by whichever is faster here; "off" is for directories.
 
-    Host memory for transfers is `max_pinned_bytes` (128 MiB) of page-locked memory, or a `pool`
-    made once for many loads. `pinned` page-locks what is loaded to "cpu". Raises besides what every
-    call may raise `DeviceFailed`, and `OutOfResources` where the device has no room.
+    Host memory for transfers is `max_pinned_bytes` (160 MiB) of page-locked memory, or a `pool`
+    made once for many loads. `pinned` page-locks what is loaded to "cpu". With `gpudirect` the
+    device reads files itself where that is proven to work, else they are read as usual. Raises
+    besides what every call may raise `DeviceFailed`, and `OutOfResources` where the device has no
+    room.
     """
     (tensors,) = await load_replicas(
         source, devices=[device], store=store, image=image, member=member, facts=facts,
         files=files, names=names, verify=verify, pinned=pinned, pool=pool,
-        max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, progress=progress,
+        max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, gpudirect=gpudirect,
+        progress=progress,
     )  # fmt: skip
     return tensors
 
@@ -107,6 +111,7 @@ async def load_replicas(
     pool: PinnedPool | None = None,
     max_pinned_bytes: int | None = None,
     n_threads: int | None = None,
+    gpudirect: bool = False,
     deliver: Deliver | None = None,
     progress: Progress | None = None,
 ) -> list[Tensors]:
@@ -115,7 +120,7 @@ async def load_replicas(
     `deliver` is called with each tensor, one a device, when it is complete; from several threads.
     """
     targets = named_devices(devices, pinned=pinned, pool=pool)
-    config = load_config(verify, max_pinned_bytes, n_threads)
+    config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
     async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
         opened,
         threads,
@@ -140,6 +145,7 @@ async def load_ranges(
     pool: PinnedPool | None = None,
     max_pinned_bytes: int | None = None,
     n_threads: int | None = None,
+    gpudirect: bool = False,
     progress: Progress | None = None,
 ) -> LoadReport:
     """Load ranges of files to memory of the device that is the caller's, given by its address.
@@ -148,7 +154,7 @@ async def load_ranges(
     not defined.
     """
     targets = named_devices([device], pool=pool)
-    config = load_config(verify, max_pinned_bytes, n_threads)
+    config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
     async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
         opened,
         threads,
@@ -157,15 +163,19 @@ async def load_ranges(
 
 
 def load_config(
-    verify: str, max_pinned_bytes: int | None = None, n_threads: int | None = None
+    verify: str,
+    max_pinned_bytes: int | None = None,
+    n_threads: int | None = None,
+    *,
+    gpudirect: bool = False,
 ) -> LoadConfig:
     """The configuration with what was given; slots shrink to fit. Raises InvalidInput."""
     if verify not in list(Verify):
         raise InvalidInput(f"verify {verify!r} is not one of {', '.join(Verify)}")
-    config = LoadConfig(verify=Verify(verify))
+    config = LoadConfig(verify=Verify(verify), gpudirect=gpudirect)
     if max_pinned_bytes is not None:
         slot_bytes = config.slot_bytes
-        while slot_bytes > (2 << 20) and max_pinned_bytes < 16 * slot_bytes:
+        while slot_bytes > (2 << 20) and max_pinned_bytes < 8 * slot_bytes:
             slot_bytes //= 2
         config = replace(config, pinned_bytes=max_pinned_bytes, slot_bytes=slot_bytes)
     return config if n_threads is None else replace(config, n_threads=n_threads)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from imgfmt.errors import (
     Unsupported,
 )
 from imgfmt.store_record import NewChunks
+from restore import sources
+from restore.direct_storage import DirectStorage
 from restore.driver import DeviceFailed
 from restore.files import Route
 from restore.host_driver import HostDriver
@@ -480,3 +484,100 @@ def test_a_pool_is_used_again_and_again(made: Made) -> None:
 def test_an_image_is_never_loaded_unverified(made: Made) -> None:
     with pytest.raises(InvalidInput, match="always verified"):
         load_image(opened(made[2]), FakeDriver(), verify=Verify.OFF)
+
+
+def test_a_slot_that_is_used_again_before_its_event_would_be_noticed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, content, _ = made
+    driver = FakeDriver()
+    monkeypatch.setattr(driver, "wait", lambda event: None)
+    monkeypatch.setattr(driver, "reached", lambda event: True)
+    assert held(load_directory(root, driver)) != content
+
+
+# Reads by the device itself.
+
+
+class FakeFileApi:
+    """cuFile on a fake driver. `fails_at` is the read that returns -5."""
+
+    def __init__(self, driver: FakeDriver, statistics: Path, fails_at: int = 0) -> None:
+        self._driver = driver
+        self._statistics = statistics
+        self._fails_at = fails_at
+        self.open_files: dict[int, int] = {}
+        self.n_reads = 0
+        self._count()
+
+    def _count(self) -> None:
+        self._statistics.write_text(f"Reads : err=0 n={self.n_reads} ok={self.n_reads} MiB=1\n")
+
+    def open(self, descriptor: int) -> int:
+        self.open_files[descriptor] = descriptor
+        return descriptor
+
+    def close(self, handle: int) -> None:
+        del self.open_files[handle]
+
+    def read(self, handle: int, pointer: int, n_bytes: int, offset: int) -> int:
+        self.n_reads += 1
+        if self.n_reads == self._fails_at:
+            return -5
+        with open(f"/proc/self/fd/{handle}", "rb") as file:
+            raw = os.pread(file.fileno(), n_bytes, offset)
+        data, at = self._driver._resolve(pointer, len(raw))
+        data[at : at + len(raw)] = raw
+        self._count()
+        return len(raw)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 5])
+@pytest.mark.parametrize("verify", [Verify.OFF, Verify.DEVICE, Verify.CPU])
+def test_a_device_reads_files_itself_where_that_works_and_else_does_not(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Verify, fails_at: int
+) -> None:
+    root, content, place = made
+    driver = FakeDriver()
+    (tmp_path / "node").touch()
+    api = FakeFileApi(driver, tmp_path / "stats", fails_at)
+    storage = partial(DirectStorage, node=tmp_path / "node", statistics=tmp_path / "stats")
+    monkeypatch.setattr(sources, "DirectStorage", lambda make: storage(lambda: api))
+    checked = asyncio.run(content_of(opened(place)))
+    config = replace(CONFIG, gpudirect=True)
+    loaded = load_directory(root, driver, checked=checked, verify=verify, config=config)
+    assert held(loaded) == content
+    assert (loaded.report.gpudirect_bytes > 0) is (verify is not Verify.CPU)
+    assert not api.open_files
+    del loaded
+    gc.collect()
+    assert driver.leaks == []
+
+
+def test_what_a_device_read_wrongly_is_found(
+    own: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, content, place = own
+    checked = asyncio.run(content_of(opened(place)))
+    file = root / "model-1.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(content["big"]) + 3 * MIB] ^= 1
+    file.write_bytes(raw)
+    driver = FakeDriver()
+    (tmp_path / "node").touch()
+    api = FakeFileApi(driver, tmp_path / "stats")
+    storage = partial(DirectStorage, node=tmp_path / "node", statistics=tmp_path / "stats")
+    monkeypatch.setattr(sources, "DirectStorage", lambda make: storage(lambda: api))
+    config = replace(CONFIG, gpudirect=True)
+    with pytest.raises(CorruptData, match="'big' is lost"):
+        load_directory(root, driver, checked=checked, verify=Verify.DEVICE, config=config)
+    gc.collect()
+    assert driver.leaks == []
+    assert not api.open_files
+
+
+def test_where_gpudirect_is_not_there_files_are_read_as_usual(made: Made) -> None:
+    root, content, _ = made
+    loaded = load_directory(root, FakeDriver(), config=replace(CONFIG, gpudirect=True))
+    assert held(loaded) == content
+    assert not loaded.report.gpudirect_bytes

@@ -42,11 +42,6 @@ class TransferConfig:
             raise InvalidInput("n_threads is at least 1")
 
     @property
-    def push_block_bytes(self) -> int:
-        """What one read of a push takes: twice as much, for fewer and larger writes of packs."""
-        return self.block_bytes * (2 if self.n_slots >= 6 else 1)
-
-    @property
     def direct(self) -> bool:
         """Whether large writes go past the page cache."""
         return self.fsync and not self.buffered

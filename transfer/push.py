@@ -207,8 +207,7 @@ class _Push:
         self, listing: Listing, packer: Packer, group: asyncio.TaskGroup
     ) -> ContentRecorder:
         """What a draft is made of. The buffers are let go with the end of this."""
-        block_bytes = self._config.push_block_bytes
-        pool = BufferPool(self._config.max_memory_bytes // block_bytes, block_bytes)
+        pool = BufferPool(self._config.n_slots, self._config.block_bytes)
         ingest = Ingest(listing, self._catalog.profile, pool, self._threads, group)
         ingest.start()
         async for batch in ingest.batches():

@@ -493,7 +493,8 @@ def test_a_slot_that_is_used_again_before_its_event_would_be_noticed(
     driver = FakeDriver()
     monkeypatch.setattr(driver, "wait", lambda event: None)
     monkeypatch.setattr(driver, "reached", lambda event: True)
-    assert held(load_directory(root, driver)) != content
+    few = replace(CONFIG, pinned_bytes=CONFIG.least_bytes, n_threads=1)
+    assert held(load_directory(root, driver, config=few)) != content
 
 
 # Reads by the device itself.

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from snapcask.api import load_ranges as load_ranges
     from snapcask.api import load_replicas as load_replicas
     from snapcask.api import open_image as open_image
+    from snapcask.api import plan_pull as plan_pull
     from snapcask.api import pull as pull
     from snapcask.api import push as push
     from snapcask.api import verify as verify
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from snapcask.streaming import iter_tensors as iter_tensors
     from transfer.progress import Progress as Progress
     from transfer.pull import PullReport as PullReport
+    from transfer.pull_plan import PullPlan as PullPlan
     from transfer.push import PushReport as PushReport
     from transfer.verify import VerifyReport as VerifyReport
 
@@ -70,7 +72,7 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "imgfmt.errors"),
     **dict.fromkeys(("ImageHandle", "init_store", "load", "load_ranges", "load_replicas",
-                     "open_image", "pull", "push", "verify"), "snapcask.api"),
+                     "open_image", "plan_pull", "pull", "push", "verify"), "snapcask.api"),
     "DeviceFailed": "restore.driver",
     "Digest": "imgfmt.digest",
     "EntryStat": "snapcask.handles",
@@ -80,6 +82,7 @@ _HOMES = {
     "MemberSource": "snapcask.requests",
     "PinnedPool": "restore.pinned",
     "Progress": "transfer.progress",
+    "PullPlan": "transfer.pull_plan",
     "PullReport": "transfer.pull",
     "PushReport": "transfer.push",
     "StoreRecord": "imgfmt.store_record",
@@ -111,6 +114,7 @@ __all__ = [
     "OutOfResources",
     "PinnedPool",
     "Progress",
+    "PullPlan",
     "PullReport",
     "PushReport",
     "StoreRecord",
@@ -128,6 +132,7 @@ __all__ = [
     "load_replicas",
     "open_image",
     "pinned_pool",
+    "plan_pull",
     "pull",
     "push",
     "verify",

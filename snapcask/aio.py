@@ -28,6 +28,8 @@ from transfer.progress import Progress, Silent
 from transfer.provenance import host_facts
 from transfer.pull import PullReport
 from transfer.pull import pull as pull_image
+from transfer.pull_plan import PullPlan
+from transfer.pull_plan import plan_pull as plan_pull_of_image
 from transfer.push import PushReport
 from transfer.push import push as push_image
 from transfer.reader import open_reader
@@ -46,6 +48,7 @@ __all__ = [
     "load_ranges",
     "load_replicas",
     "open_image",
+    "plan_pull",
     "pull",
     "push",
     "verify",
@@ -152,6 +155,33 @@ async def pull(
             member=member,
             config=config,
             progress=progress or Silent(),
+            facts={**host_facts(), **(facts or {})},
+            resume=resume,
+        )
+
+
+async def plan_pull(
+    reference: str,
+    directory: PathName,
+    *,
+    store: StoreName | None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    resume: bool = False,
+    max_memory_bytes: int | None = None,
+) -> PullPlan:
+    """Say what `pull` with these arguments would move, and write nothing.
+
+    Raises what the pull would raise about the image, the directory and the room there. With
+    `resume` only what an earlier pull left to be done counts.
+    """
+    async with opened(store) as catalog:
+        return await plan_pull_of_image(
+            catalog,
+            await catalog.resolve(parse_reference(reference)),
+            os.fspath(directory),
+            member=member,
+            config=transfer_config(max_memory_bytes),
             facts={**host_facts(), **(facts or {})},
             resume=resume,
         )

@@ -34,6 +34,7 @@ def _blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 init_store = _blocking(aio.init_store)
 push = _blocking(aio.push)
+plan_pull = _blocking(aio.plan_pull)
 pull = _blocking(aio.pull)
 verify = _blocking(aio.verify)
 load = _blocking(aio.load)

@@ -118,7 +118,7 @@ async def pull(
         logical_bytes=sum(tree.logical_bytes for tree in trees),
         fetched_bytes=stats.fetched_bytes,
         chunks=sum(tree.n_chunks for tree in trees),
-        files=sum(int((tree.columns["type"] == EntryType.FILE).sum()) for tree in trees),
+        files=n_files(trees),
         warnings=job.warnings.lines(),
         seconds=clock.total(),
     )
@@ -182,9 +182,8 @@ class _Job:
     def _open(self) -> TreeWriter | MembersWriter:
         """Make what is to be filled."""
         staging, trees = self._staging, self._trees
-        if staging.in_place and len(trees) == 1:
-            _check_names(trees[0], staging.target)
-        needed_bytes = sum(tree.logical_bytes - tree.zero_bytes for tree in trees)
+        check_names(staging, trees)
+        needed_bytes = unpacked_bytes(trees)
         resume = self._resumption is not None
         if self._resumption is not None:
             needed_bytes -= self._resumption.look()
@@ -236,8 +235,21 @@ class _Job:
         return stats
 
 
-def _check_names(tree: Tree, target: str) -> None:
+def n_files(trees: Sequence[Tree]) -> int:
+    """Every name of a file counts."""
+    return sum(int((tree.columns["type"] == EntryType.FILE).sum()) for tree in trees)
+
+
+def unpacked_bytes(trees: Sequence[Tree]) -> int:
+    """What the files of these trees take on disk; holes take nothing."""
+    return sum(tree.logical_bytes - tree.zero_bytes for tree in trees)
+
+
+def check_names(staging: Staging, trees: Sequence[Tree]) -> None:
     """Raise InvalidInput for names that mean something at the top of what is built in place."""
+    if not staging.in_place or len(trees) != 1:
+        return
+    tree, target = trees[0], staging.target
     end = int(np.searchsorted(tree.columns["parent"], ROOT, side="right"))
     if taken := {PARTIAL, PARTIAL + JOURNAL, MARKER} & {
         tree.name(index) for index in range(1, end)

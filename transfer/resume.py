@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from imgfmt.digest import digest_of
+from imgfmt.digest import Digest, digest_of
 from imgfmt.errors import CorruptData, NotFound
 from imgfmt.tree import Tree
 from transfer.checking import SLICE_CHUNKS, bad_among
@@ -31,9 +31,7 @@ class Resumption:
         self._staging = staging
         self._table = executor.table
         self._trees = trees
-        self._key = digest_of(
-            b"snapcask pull 1\0", *(piece for tree in trees for piece in _content(tree))
-        )
+        self._key = _key_of(trees)
         self._journal: Journal | None = None
         self._guard = threading.Lock()
         self._done: Flags = np.zeros(len(executor.table), np.bool_)
@@ -45,8 +43,8 @@ class Resumption:
 
     def look(self) -> int:
         """Bytes that are there already, as far as is known before the directory is locked."""
-        found = read_journal(self._staging.journal, self._key, len(self._done))
-        return 0 if found is None else int(self._table.plain_bytes[found.done].sum(dtype=np.uint64))
+        done = chunks_there(self._staging, self._trees)
+        return int(self._table.plain_bytes[done].sum(dtype=np.uint64))
 
     def begin(self, names: Sequence[str]) -> None:
         """Take what is there, in the members' directories `names`, and note what comes."""
@@ -106,6 +104,18 @@ class _Noting:
     def damaged(self, numbers: Numbers, error: CorruptData | NotFound) -> None:
         """See `Sink.damaged`."""
         self._sink.damaged(numbers, error)
+
+
+def chunks_there(staging: Staging, trees: Sequence[Tree]) -> Flags:
+    """Which chunks a journal beside `staging` says are in their files. Changes nothing."""
+    n_chunks = sum(tree.n_chunks for tree in trees)
+    found = read_journal(staging.journal, _key_of(trees), n_chunks)
+    return np.zeros(n_chunks, np.bool_) if found is None else found.done
+
+
+def _key_of(trees: Sequence[Tree]) -> Digest:
+    pieces = (piece for tree in trees for piece in _content(tree))
+    return digest_of(b"snapcask pull 1\0", *pieces)
 
 
 def _content(tree: Tree) -> list[bytes]:

@@ -66,11 +66,7 @@ class Staging:
         OutOfResources if its filesystem has less than `needed_bytes` free; nothing is written then.
         """
         with self._told():
-            if not self.in_place and os.path.lexists(self.target):
-                raise InvalidInput(f"{self._shown} exists; name a new or an empty directory")
-            if not os.path.isdir(self._folder):
-                raise InvalidInput(f"{printable(self._folder)} is no directory; make it first")
-            self._folder_descriptor = os.open(self._folder, _DIRECTORY)
+            self._open_folder()
             if self.in_place:
                 self._lock(self._folder_descriptor)
                 self._check_empty()
@@ -78,6 +74,25 @@ class Staging:
                 self._check_space(needed_bytes)
             self._claim(keep=keep)
             self._check_space(needed_bytes)
+
+    def check(self, needed_bytes: int, *, keep: bool) -> None:
+        """Raise what `open` would raise, another pull being under way excepted. Changes nothing."""
+        with self._told():
+            try:
+                self._open_folder()
+                if self.in_place:
+                    self._check_empty()
+                if keep or not self._names(None):  # else what is there makes room
+                    self._check_space(needed_bytes)
+            finally:
+                self.close()
+
+    def _open_folder(self) -> None:
+        if not self.in_place and os.path.lexists(self.target):
+            raise InvalidInput(f"{self._shown} exists; name a new or an empty directory")
+        if not os.path.isdir(self._folder):
+            raise InvalidInput(f"{printable(self._folder)} is no directory; make it first")
+        self._folder_descriptor = os.open(self._folder, _DIRECTORY)
 
     def publish(self, finish_root: Callable[[int], None] | None, *, fsync: bool) -> None:
         """Make the target appear. `finish_root` is called with a descriptor of its root.

@@ -18,6 +18,7 @@ from snapcask.commands.options import (
 
 if TYPE_CHECKING:
     from transfer.pull import PullReport
+    from transfer.pull_plan import PullPlan
 
 
 @click.command()
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--no-resume", is_flag=True, help="Begin anew, and leave nothing behind when interrupted."
 )
+@click.option("--dry-run", is_flag=True, help="Say what would be moved, and write nothing.")
 @memory_option
 @bwlimit_option
 @json_option
@@ -46,6 +48,7 @@ def command(
     no_fsync: bool,
     buffered: bool,
     no_resume: bool,
+    dry_run: bool,
     max_memory_bytes: int | None,
     as_json: bool,
     quiet: bool,
@@ -57,6 +60,18 @@ def command(
     """
     from snapcask import api
 
+    if dry_run:
+        plan = api.plan_pull(
+            reference,
+            directory,
+            store=store,
+            member=member,
+            facts=dict(facts),
+            resume=not no_resume,
+            max_memory_bytes=max_memory_bytes,
+        )
+        _print_plan(plan, directory, as_json=as_json, quiet=quiet)
+        return
     with display.progress(quiet=quiet) as progress:
         report = api.pull(
             reference,
@@ -100,3 +115,37 @@ def _print(report: PullReport, directory: str, *, as_json: bool, quiet: bool) ->
                 ("time", render.seconds_text(report.seconds)),
             ]
             render.print_lines(render.facts(pairs))
+
+
+def _print_plan(plan: PullPlan, directory: str, *, as_json: bool, quiet: bool) -> None:
+    from snapcask import render
+
+    if as_json:
+        document = {
+            "dry_run": True,
+            "digest": str(plan.digest),
+            "directory": directory,
+            "logical_bytes": plan.logical_bytes,
+            "zero_bytes": plan.zero_bytes,
+            "present_bytes": plan.present_bytes,
+            "fetch_bytes": plan.fetch_bytes,
+            "requests": plan.requests,
+            "packs": plan.packs,
+            "chunks": plan.chunks,
+            "plain_bytes": plan.plain_bytes,
+            "files": plan.files,
+        }
+        render.print_json(document)
+        return
+    print(plan.digest)
+    if not quiet:
+        human = render.human_bytes
+        pairs = [
+            ("directory", render.one_line(directory)),
+            ("files", f"{plan.files}, {human(plan.logical_bytes)}"),
+            ("zeros", f"{human(plan.zero_bytes)}, not moved"),
+            ("there already", human(plan.present_bytes)),
+            ("to fetch", f"{human(plan.fetch_bytes)}: {plan.requests} reads of {plan.packs} packs"),
+            ("brings", f"{plan.chunks} chunks, {human(plan.plain_bytes)}"),
+        ]
+        render.print_lines(render.facts(pairs))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, CorruptData, InvalidInput, NotFound
 from tests.filesystems import Disk, run
 from tests.transfer.cache.support import World, config, snapshot
@@ -228,11 +229,13 @@ def test_bad_names_and_places_are_told(world: World, place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_warm_mount_takes_under_50_ms_beside_2000_others(
+def test_a_warm_mount_of_many_files_beside_2000_others_costs_like_one_alone(
     world: World, place: Path, xfs: Disk
 ) -> None:
-    image = world.store.add(snapshot(1, files=4000))
+    small, image = (world.store.add(snapshot(seed, files=n)) for seed, n in ((2, 1), (1, 4000)))
+    world.warm(small)
     world.warm(image)
+    alone = _mount_seconds(world, small, place)
     many = xfs.root / "many"
     for i in range(2000):
         (many / str(i)).mkdir(parents=True)
@@ -240,17 +243,22 @@ def test_a_warm_mount_takes_under_50_ms_beside_2000_others(
         for i in range(2000):
             at = str(many / str(i))
             assert mounts._call(165, *_pointers("tmpfs", at, "tmpfs"), 0, 0) == 0
-        took = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            mount_image(world.cache, world.paths, image, str(place))
-            took.append(time.perf_counter() - begun)
-            unmount_image(world.cache, str(place))
+        took = _mount_seconds(world, image, place)
         print("warm mount, seconds:", [round(t, 4) for t in took])
-        assert sorted(took)[2] < 0.05, took
+        assert min(took) < 10 * min(alone), (took, alone)
     finally:
         for i in range(2000):
             mounts._call(166, *_pointers(str(many / str(i))), 2)
+
+
+def _mount_seconds(world: World, image: Digest, place: Path) -> list[float]:
+    took = []
+    for _ in range(7):
+        begun = time.perf_counter()
+        mount_image(world.cache, world.paths, image, str(place))
+        took.append(time.perf_counter() - begun)
+        unmount_image(world.cache, str(place))
+    return took
 
 
 def _pointers(*texts: str) -> list[Any]:

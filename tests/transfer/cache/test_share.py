@@ -139,12 +139,16 @@ def test_short_copies_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.root
-def test_a_gigabyte_in_pieces_is_shared_in_a_tenth_of_a_second(tmp_path: Path) -> None:
+def test_a_gigabyte_in_pieces_is_shared_much_faster_than_it_is_copied(tmp_path: Path) -> None:
     piece, n = 256 * 1024, 4096
-    with disk(tmp_path, "xfs", 1800) as made:
+    with disk(tmp_path, "xfs", 2600) as made:
         took = _share_gigabyte(made, piece, n)
-    print("sharing 1 GiB in pieces of 256 KiB, seconds:", [round(t, 3) for t in took])
-    assert min(took) < 0.1, took
+        begun = time.perf_counter()
+        run("cp", "--reflink=never", made.root / "donor", made.root / "copy")
+        run("sync", "-f", made.root)
+        copied = time.perf_counter() - begun
+    print("sharing 1 GiB in pieces of 256 KiB, seconds:", [round(t, 3) for t in took], copied)
+    assert min(took) < copied / 4, (took, copied)
 
 
 def _share_gigabyte(made: Disk, piece: int, n: int) -> list[float]:

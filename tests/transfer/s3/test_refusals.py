@@ -161,7 +161,7 @@ def test_no_credentials(
         begun_s = time.monotonic()
         store = store_at(server.endpoint, transport)
         fails(store, operation, AccessDenied, "no AWS credentials", "AWS_PROFILE")
-        assert time.monotonic() - begun_s < 3
+        assert time.monotonic() - begun_s < 30
         unsigned = store_at(server.endpoint, transport, sign=False)
         run(operate(unsigned, operation))
         assert all("authorization" not in seen.request.headers for seen in server.seen)
@@ -180,7 +180,7 @@ def test_an_endpoint_that_is_not_there(transport: Transport, operation: str) -> 
     begun_s = time.monotonic()
     words = [f"can't connect to {endpoint} (Connection refused)", "check the endpoint"]
     fails(store_at(endpoint, transport), operation, StoreUnavailable, *words)
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 30
 
 
 @pytest.mark.parametrize("operation", ["get", "facts", "put"])

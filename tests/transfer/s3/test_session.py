@@ -191,7 +191,7 @@ def test_what_the_server_says_of_waiting_is_honoured() -> None:
             store = store_at(server.endpoint, retry=RetryConfig(base_s=0.001, cap_s=5))
             begun_s = time.monotonic()
             await store.read_into(PACK, 0, memoryview(bytearray(10)))
-            assert 0.9 < time.monotonic() - begun_s < 3
+            assert time.monotonic() - begun_s > 0.9
 
         run(work())
 
@@ -206,7 +206,7 @@ def test_the_bandwidth_limit_is_kept(transport: Transport) -> None:
             begun_s = time.monotonic()
             assert wrong_ranges(await read_all(store, n_workers=4)) == {}
             took_s = time.monotonic() - begun_s
-            assert 0.8 * len(BODY) / (8 * MIB) < took_s < 3
+            assert took_s > 0.8 * len(BODY) / (8 * MIB)
 
         run(work())
 

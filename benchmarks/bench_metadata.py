@@ -119,8 +119,8 @@ def measure_real(folder: Path, pack_bytes: int, report: Report) -> list[Metadata
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=float, default=600.0, help="10^6 bytes of a snapshot")
-    parser.add_argument("--pack-mib", type=int, default=64, help="where packs are closed")
+    parser.add_argument("--mb", type=float, default=3450.0, help="10^6 bytes of a snapshot")
+    parser.add_argument("--pack-mib", type=int, default=128, help="where packs are closed")
     parser.add_argument("--folder", type=Path, default=None, help="where data and store are")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-metadata-", dir=options.folder) as name:

@@ -43,7 +43,7 @@ class StoreRecord:
     delete: tuple[str, ...] = tuple(sorted(DELETE_FEATURES))
     profile: str = PAGE_CDC_1
     page_bytes: int = 4096
-    pack_bytes: int = 64 << 20
+    pack_bytes: int = 128 << 20
     codec: NewChunks = NewChunks.AUTO
     history_s: int = 30 * 86_400
     lease_ttl_s: int = 3600

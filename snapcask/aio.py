@@ -65,7 +65,7 @@ async def init_store(
     """Make a directory a store, and the directory too; returns what was recorded.
 
     New trees are cut at pages of `page_bytes` (4096 by default, 16384 or 65536), and packs closed
-    at about `pack_bytes` (64 MiB). `codec` is how new chunks are stored: "raw", the default in a
+    at about `pack_bytes` (128 MiB). `codec` is how new chunks are stored: "raw", the default in a
     directory, "zstd", or "auto" for zstd where a sample gains 1.4 times. Raises InvalidInput if it
     is a store already.
     """

@@ -25,7 +25,7 @@ def fields_of(**change: Any) -> dict[str, Any]:
         "delete": ["doomed-1"],
         "profile": "page-cdc-1",
         "page_bytes": 4096,
-        "pack_bytes": 64 << 20,
+        "pack_bytes": 128 << 20,
         "codec": "auto",
         "history_s": 2_592_000,
         "lease_ttl_s": 3600,

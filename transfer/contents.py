@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,15 @@ from imgfmt.chunking import Cuts
 from imgfmt.digest import DIGEST_BYTES
 from imgfmt.errors import Internal
 from imgfmt.tree import FileContent
+
+
+class Place(NamedTuple):
+    """Where one chunk lies. `pack` is a number that the push gave to the pack."""
+
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int
 
 
 @dataclass(slots=True)
@@ -43,10 +52,8 @@ class ChunkPlaces:
 class PlaceTaker(Protocol):
     """Told where chunks lie, in the order in which they were handed to the packer."""
 
-    def place(
-        self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
-    ) -> None:
-        """Where the file's next chunk lies. `pack` is the packer's number for it."""
+    def place(self, entry: int, digests: Sequence[bytes], places: Sequence[Place]) -> None:
+        """Where the file's next chunks lie."""
 
 
 class ContentRecorder:
@@ -94,20 +101,19 @@ class ContentRecorder:
             record.extent_chunks.append(record.run_chunks)
             record.extent_holes.append(0)
 
-    def place(
-        self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
-    ) -> None:
+    def place(self, entry: int, digests: Sequence[bytes], places: Sequence[Place]) -> None:
         """See `PlaceTaker.place`. Raises Internal unless chunks come in the order of `add`."""
         record = self._files[entry]
         if record.first + record.n_placed != self._n_placed:
             raise Internal(f"a chunk of entry {entry} was placed before those that came earlier")
-        record.n_placed += 1
-        self._n_placed += 1
-        self._digests += digest
-        self._pack.append(pack)
-        self._offset.append(offset)
-        self._stored_bytes.append(stored_bytes)
-        self._codec.append(codec)
+        record.n_placed += len(digests)
+        self._n_placed += len(digests)
+        self._digests += b"".join(digests)
+        packs, offsets, stored_bytes, codecs = zip(*places, strict=True)
+        self._pack.extend(packs)
+        self._offset.extend(offsets)
+        self._stored_bytes.extend(stored_bytes)
+        self._codec.extend(codecs)
 
     def finish(self) -> tuple[dict[int, FileContent], ChunkPlaces]:
         """The cuts of all files, and where their chunks lie in the order of the tree.

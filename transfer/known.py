@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from imgfmt.errors import ImageError, NotFound
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
+from transfer.contents import Place
 from transfer.execute import each
 
 N_LOOKERS = 16
@@ -29,15 +30,6 @@ LARGE_ENTRIES = 1_000_000
 TABLE_CACHE_BYTES = 64 * 1024 * 1024
 
 U8 = npt.NDArray[np.uint8]
-
-
-class Place(NamedTuple):
-    """Where one chunk lies. `pack` is the number that `KnownChunks` gave to the pack."""
-
-    pack: int
-    offset: int
-    stored_bytes: int
-    codec: int
 
 
 class KnownChunks:
@@ -68,6 +60,14 @@ class KnownChunks:
                 continue
             self._segments.append(segment)
         self._merge_small()
+
+    def indexed_packs(self) -> set[bytes]:
+        """Names of the packs that some segment has."""
+        return {pack.tobytes() for segment in self._segments for pack in segment.packs}
+
+    def is_doomed(self, name: bytes) -> bool:
+        """Whether the pack may not be used."""
+        return name in self._doomed
 
     def number(self, name: bytes) -> int:
         """The number of a pack, given at first use."""

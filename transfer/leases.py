@@ -47,7 +47,8 @@ class WriterLease:
         self.term = 0
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
+        """The key of the lease in its store; another one in every term."""
         return layout.lease_key(self._lease.id)
 
     async def take(self) -> None:
@@ -64,7 +65,7 @@ class WriterLease:
             await self._write()
             if self._now_s() - before_s < self._lease.ttl_s:
                 return
-            over = self._key
+            over = self.key
             self._lease = replace(self._lease, id=secrets.token_bytes(16), renewal=0)
             self.term += 1
             await self._write()
@@ -73,7 +74,7 @@ class WriterLease:
     async def _write(self) -> None:
         """Write the lease; what counts is when this began."""
         begun_s = self._now_s()
-        await self._catalog.store.put(self._key, [self._lease.encode()])
+        await self._catalog.store.put(self.key, [self._lease.encode()])
         self._lease = replace(self._lease, renewal=self._lease.renewal + 1)
         self._renewed_s = begun_s
 
@@ -95,7 +96,7 @@ class WriterLease:
     async def drop(self) -> None:
         """Remove the lease. Where that fails it costs collectors time and nothing else."""
         with contextlib.suppress(ImageError):
-            await self._catalog.store.delete(self._key)
+            await self._catalog.store.delete(self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,19 @@ once: one that is not full is carried on until what follows in it is known.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
 from imgfmt import index, layout
 from imgfmt.chunking import PAGE_BYTES_CHOICES
 from imgfmt.codec import RAW, ZSTD, encode_zstd
+from imgfmt.errors import ImageError
 from imgfmt.pack import (
     MAX_CHUNKS,
     MAX_PACK_BYTES,
@@ -28,10 +33,10 @@ from imgfmt.store_record import NewChunks
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
-from transfer.contents import PlaceTaker
+from transfer.contents import Place, PlaceTaker
 from transfer.indexing import write_segment
 from transfer.ingest import Batch, Chunk
-from transfer.known import KnownChunks, Place
+from transfer.known import KnownChunks
 from transfer.store.base import PackSink
 from transfer.threads import Threads
 
@@ -42,17 +47,25 @@ _SAMPLE_EVERY = 16
 _MAX_POSITION = MAX_PACK_BYTES - MAX_TABLE_BYTES - 2 * max(PAGE_BYTES_CHOICES)  # all else follows
 
 
+_entry = attrgetter("entry")
+
+
 @dataclass(slots=True)
 class PackedCounts:
     """What became of the chunks so far. `stored_bytes` are as written, the others plain."""
 
     chunks: int = 0
     new_chunks: int = 0
+    plain_bytes: int = 0
     new_bytes: int = 0
-    reused_bytes: int = 0
     stored_bytes: int = 0
     pack_overhead_bytes: int = 0
     index_bytes: int = 0
+
+    @property
+    def reused_bytes(self) -> int:
+        """Plain bytes of chunks that were there, or came a second time."""
+        return self.plain_bytes - self.new_bytes
 
 
 @dataclass(slots=True)
@@ -102,18 +115,8 @@ class Packer:
     async def store(self, batch: Batch, contents: PlaceTaker) -> None:
         """Store a batch and note the places of its chunks. The batch is released when written."""
         found = await self._known.find(batch.digests)
-        wanted = self._new_chunks(batch, found)
-        encoded = await self._encode([batch.chunks[i] for i in wanted])
-        group: list[tuple[Chunk, bytes | None]] = []
-        for i, blob in zip(wanted, encoded, strict=True):
-            chunk, digest = batch.chunks[i], batch.digests[i]
-            stored = chunk.plain_bytes if blob is None else len(blob)
-            pack = await self._room_for(stored, batch, group)
-            place = self._append(pack, digest, chunk, blob, stored)
-            group.append((chunk, blob))
-            self._known.add(digest, place)
-            found[i] = place
-        self._write_group(batch, group)
+        if wanted := self._new_chunks(batch, found):
+            await self._store_new(batch, wanted, found)
         self._note(batch, found, contents)
         batch.release()
 
@@ -125,15 +128,37 @@ class Packer:
                 first.setdefault(batch.digests[i], i)
         return list(first.values())
 
+    async def _store_new(
+        self, batch: Batch, wanted: Sequence[int], found: list[Place | None]
+    ) -> None:
+        encoded = await self._encode([batch.chunks[i] for i in wanted])
+        group: list[tuple[Chunk, bytes | None]] = []
+        for i, blob in zip(wanted, encoded, strict=True):
+            chunk, digest = batch.chunks[i], batch.digests[i]
+            stored = chunk.plain_bytes if blob is None else len(blob)
+            pack = self._pack
+            if pack is None or self._is_full(pack, stored):
+                pack = await self._next_pack(batch, group)
+            found[i] = place = self._append(pack, digest, chunk, blob, stored)
+            self._known.add(digest, place)
+            group.append((chunk, blob))
+            self.counts.new_bytes += chunk.plain_bytes
+            self.counts.stored_bytes += stored
+        self._write_group(batch, group)
+        self.counts.new_chunks += len(wanted)
+
     def _note(self, batch: Batch, found: list[Place | None], contents: PlaceTaker) -> None:
-        by_digest = {d: p for d, p in zip(batch.digests, found, strict=True) if p is not None}
-        for chunk, digest in zip(batch.chunks, batch.digests, strict=True):
-            place = by_digest[digest]
-            contents.place(
-                chunk.entry, digest, place.pack, place.offset, place.stored_bytes, place.codec
-            )
-            self.counts.chunks += 1
-            self.counts.reused_bytes += chunk.plain_bytes
+        """Tell where all chunks lie, file by file."""
+        chunks, digests = batch.chunks, batch.digests
+        by_digest = {d: p for d, p in zip(digests, found, strict=True) if p is not None}
+        places = [by_digest[digest] for digest in digests]
+        start = 0
+        for entry, of_file in groupby(chunks, key=_entry):
+            end = start + len(list(of_file))
+            contents.place(entry, digests[start:end], places[start:end])
+            start = end
+        self.counts.chunks += len(chunks)
+        self.counts.plain_bytes += sum(chunk.plain_bytes for chunk in chunks)
 
     async def _encode(self, chunks: list[Chunk]) -> list[bytes | None]:
         """Each chunk's encoded form, None where it stays raw."""
@@ -142,27 +167,22 @@ class Packer:
             return [None] * len(chunks)
         return await self._threads.run(_encoded, chunks, always=codec is NewChunks.ZSTD)
 
-    async def _room_for(
-        self, stored_bytes: int, batch: Batch, group: list[tuple[Chunk, bytes | None]]
-    ) -> _OpenPack:
-        """The pack that takes the next chunk; closes a full one after writing `group` to it."""
-        pack = self._pack
+    def _is_full(self, pack: _OpenPack, stored_bytes: int) -> bool:
+        """Whether a chunk of this length goes into the next pack; one without chunks takes any."""
         limit = min(self._catalog.record.pack_bytes, _MAX_POSITION)
-        if (
-            pack is not None
-            and pack.names
-            and (pack.position + stored_bytes > limit or len(pack.names) == MAX_CHUNKS)
-        ):
+        over = pack.position + stored_bytes > limit or len(pack.names) == MAX_CHUNKS
+        return over and bool(pack.names)
+
+    async def _next_pack(self, batch: Batch, group: list[tuple[Chunk, bytes | None]]) -> _OpenPack:
+        """Begin a pack. The one before it is closed once `group`, which ends it, is written."""
+        if self._pack is not None:
             self._write_group(batch, group)
-            self._close(pack)
-            pack = None
-        if pack is None:
-            name = secrets.token_bytes(16)
-            sink = await self._catalog.store.open_pack(layout.pack_key(name))
-            pack = _OpenPack(name, self._known.number(name), sink, self._page)
-            self._pack = pack
-            self._unfinished.append(pack)
-            self._write(pack, 0, [_aligned_copy(encode_header(name, self._page))], None)
+            self._close(self._pack)
+        name = secrets.token_bytes(16)
+        sink = await self._catalog.store.open_pack(layout.pack_key(name))
+        pack = self._pack = _OpenPack(name, self._known.number(name), sink, self._page)
+        self._unfinished.append(pack)
+        self._write(pack, 0, [_aligned_copy(encode_header(name, self._page))], None)
         return pack
 
     def _append(
@@ -177,10 +197,6 @@ class Packer:
         pack.position += stored
         pack.names.append(digest)
         pack.stored_bytes.append(stored)
-        self.counts.new_chunks += 1
-        self.counts.new_bytes += chunk.plain_bytes
-        self.counts.reused_bytes -= chunk.plain_bytes
-        self.counts.stored_bytes += stored
         return Place(pack.number, offset, stored, RAW if blob is None else ZSTD)
 
     def _write_group(self, batch: Batch, group: list[tuple[Chunk, bytes | None]]) -> None:
@@ -284,9 +300,19 @@ class Packer:
         return segments
 
     async def abort(self) -> None:
-        """Forget packs that were not published. No task may be running any more."""
+        """Forget packs that were not published. No task may be running any more.
+
+        The others get into the index, so that a push that is tried again finds their chunks.
+        """
+        tables, self._unindexed = self._unindexed, []
         for pack in self._unfinished:
             await pack.sink.abort()
+        with contextlib.suppress(ImageError):
+            for pack in self._unfinished:  # one may be whole: who published it was cancelled
+                if await self._catalog.store.facts(layout.pack_key(pack.name)) is not None:
+                    tables.append(pack.table(self._page))
+            if tables:
+                await write_segment(self._catalog, index.build(tables))
 
 
 def _aligned_copy(raw: bytes | memoryview) -> memoryview:

@@ -21,10 +21,11 @@ from imgfmt.errors import Conflict, ImageError
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.lease import ObjectKind
 from imgfmt.reference import ReferenceRecord, TargetKind
+from transfer.adoption import adopt_packs
 from transfer.buffers import BufferPool, page_aligned
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
-from transfer.contents import ContentRecorder
+from transfer.contents import ContentRecorder, Place
 from transfer.drafts import Draft, draft_of_listing, draft_of_member
 from transfer.indexing import join_segments
 from transfer.ingest import Batch, Chunk, Ingest
@@ -146,6 +147,7 @@ class _Push:
         doomed = await read_doomed(self._catalog)
         known = KnownChunks(self._catalog, doomed.packs)
         await known.load()
+        self._metadata_bytes += await adopt_packs(self._catalog, known, self._lease.key)
         packer = self._packer = Packer(self._catalog, known, group, self._threads, self._config)
         listings = await self._scan()
         drafts = [
@@ -275,7 +277,7 @@ class _Push:
                 )
                 await what.packer.store(batch, _Move(draft, number))
                 what.packer.counts.chunks -= 1  # it was counted when it was read
-                what.packer.counts.reused_bytes -= len(plain)
+                what.packer.counts.plain_bytes -= len(plain)
                 moved = True
         if moved:
             await what.packer.finish()
@@ -346,14 +348,13 @@ class _Move:
         self._draft = draft
         self._number = number
 
-    def place(
-        self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
-    ) -> None:
-        places, number = self._draft.places, self._number
-        places.pack[number] = pack
-        places.offset[number] = offset
-        places.stored_bytes[number] = stored_bytes
-        places.codec[number] = codec
+    def place(self, entry: int, digests: Sequence[bytes], places: Sequence[Place]) -> None:
+        """See `PlaceTaker.place`."""
+        (place,), ours, number = places, self._draft.places, self._number
+        ours.pack[number] = place.pack
+        ours.offset[number] = place.offset
+        ours.stored_bytes[number] = place.stored_bytes
+        ours.codec[number] = place.codec
 
 
 def _batch_of(plain: bytes, digest: bytes, page_bytes: int) -> Batch:

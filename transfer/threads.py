@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,20 +27,14 @@ class Threads:
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work(*args, **kwargs)` on a thread and wait for it, cancelled or not."""
-        future = asyncio.get_running_loop().run_in_executor(
-            self._executor, partial(work, *args, **kwargs)
-        )
+        call = _Call(partial(work, *args, **kwargs))
+        self._executor.submit(call)
         try:
-            return await asyncio.shield(future)
+            await call.ended
         except asyncio.CancelledError:
-            while not future.done():
-                try:
-                    await asyncio.wait([future])
-                except asyncio.CancelledError:
-                    continue
-            if not future.cancelled():
-                future.exception()
+            await call.outlast()
             raise
+        return call.result()
 
     def close(self) -> None:
         """Wait for running work and end the threads."""
@@ -56,6 +50,49 @@ class Threads:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Call(Generic[T]):
+    """A call on its way through a thread, and the future that its end wakes.
+
+    A third of the cost of `run_in_executor` and `shield`, which chain three futures for it.
+    """
+
+    __slots__ = ("_error", "_loop", "_result", "_work", "ended")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work = work
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def __call__(self) -> None:
+        try:
+            self._result.append(self._work())
+        except BaseException as error:
+            self._error = error
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    async def outlast(self) -> None:
+        """Wait for the thread, however often this is cancelled."""
+        while not self._result and self._error is None:
+            self.ended = self._loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.ended
+
+    def result(self) -> T:
+        """What the work returned. Raises what it raised."""
+        if self._error is None:
+            return self._result[0]
+        try:
+            raise self._error
+        finally:
+            self._error = None  # an error that refers to the frame that holds it lives too long
 
 
 class Turns:

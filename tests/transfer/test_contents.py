@@ -6,7 +6,7 @@ import pytest
 
 from imgfmt.chunking import Cuts, PageRun
 from imgfmt.errors import Internal
-from transfer.contents import ContentRecorder
+from transfer.contents import ContentRecorder, Place
 
 
 def chunks(*pages: int) -> Cuts:
@@ -16,7 +16,8 @@ def chunks(*pages: int) -> Cuts:
 
 
 def place(recorder: ContentRecorder, entry: int, number: int) -> None:
-    recorder.place(entry, bytes([number]) * 32, number, 10 * number, 100 * number, number % 2)
+    at = Place(number, 10 * number, 100 * number, number % 2)
+    recorder.place(entry, [bytes([number]) * 32], [at])
 
 
 def test_files_that_arrive_in_another_order_lie_in_the_order_of_the_tree() -> None:

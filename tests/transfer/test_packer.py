@@ -14,6 +14,7 @@ from imgfmt.store_record import NewChunks
 from tests.transfer.pushing import CONFIG, KIB, MIB, new_store, run
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog, open_catalog
+from transfer.contents import Place
 from transfer.ingest import Batch, Chunk
 from transfer.known import KnownChunks
 from transfer.packer import Packer
@@ -55,9 +56,7 @@ class _Weighed:
 class Nowhere:
     """Does not care where chunks lie."""
 
-    def place(
-        self, entry: int, digest: bytes, pack: int, offset: int, stored_bytes: int, codec: int
-    ) -> None:
+    def place(self, entry: int, digests: Sequence[bytes], places: Sequence[Place]) -> None:
         """See `PlaceTaker.place`."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,7 @@ class PageMarks:
         return cls(np.zeros(pages, dtype=np.bool_), np.zeros(pages, dtype=np.bool_))
 
 
-@dataclass(frozen=True, slots=True)
-class PageRun:
+class PageRun(NamedTuple):
     """Pages [start, start + pages) of one file."""
 
     start: int

@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -48,14 +49,38 @@ class Segment:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A cut chunk in memory. `pieces` are whole pages; the last `padding_bytes` are filling."""
+class Span(NamedTuple):
+    """Bytes [begin, end) of a buffer."""
+
+    buffer: memoryview
+    begin: int
+    end: int
+
+
+class Chunk(NamedTuple):
+    """A cut chunk in memory. `spans` are whole pages; the last `padding_bytes` are filling."""
 
     entry: int
-    pieces: list[memoryview]
+    spans: list[Span]
     plain_bytes: int
     padding_bytes: int
+
+    @property
+    def pieces(self) -> list[memoryview]:
+        """The memory, padding too."""
+        return [buffer[begin:end] for buffer, begin, end in self.spans]
+
+
+def joined(chunks: Iterable[Chunk]) -> list[memoryview]:
+    """The memory of chunks, in as few pieces as can be: the kernel writes long ones faster."""
+    spans: list[Span] = []
+    for chunk in chunks:
+        for span in chunk.spans:
+            if spans and spans[-1].buffer is span.buffer and spans[-1].end == span.begin:
+                spans[-1] = spans[-1]._replace(end=span.end)
+            else:
+                spans.append(span)
+    return [buffer[begin:end] for buffer, begin, end in spans]
 
 
 @dataclass(slots=True)
@@ -185,10 +210,10 @@ class Ingest:
         """Turn what became certain into chunks in memory, and drop blocks that are done with."""
         page_bytes, size_bytes = self._profile.page_bytes, file.size_bytes
         for run in cuts.chunks:
-            pieces = self._pieces(state, run.start, run.start + run.pages, batch)
+            spans = self._spans(state, run.start, run.start + run.pages, batch)
             padded = run.pages * page_bytes
             plain = min(padded, size_bytes - run.start * page_bytes)
-            batch.chunks.append(Chunk(file.entry, pieces, plain, padded - plain))
+            batch.chunks.append(Chunk(file.entry, spans, plain, padded - plain))
         self.contents.add(file.entry, cuts)
         dropped = []
         while state.held and state.held[0][0] + state.held[0][1] <= state.cutter.certain_pages:
@@ -198,17 +223,22 @@ class Ingest:
             other for other in _distinct_others(dropped, lease) if id(other) not in kept
         ]
 
-    def _pieces(self, state: _OpenFile, start: int, end: int, batch: Batch) -> list[memoryview]:
+    def _spans(self, state: _OpenFile, start: int, end: int, batch: Batch) -> list[Span]:
         """The memory of pages [start, end) of the file."""
         page_bytes = self._profile.page_bytes
-        pieces: list[memoryview] = []
+        first, _, slot_offset, lease = state.held[-1]
+        if start >= first:  # as most do
+            batch.uses[id(lease)] = lease
+            begin = slot_offset + (start - first) * page_bytes
+            return [Span(lease.view, begin, begin + (end - start) * page_bytes)]
+        spans: list[Span] = []
         for first, pages, slot_offset, lease in state.held:
             low, high = max(start, first), min(end, first + pages)
             if low < high:
                 begin = slot_offset + (low - first) * page_bytes
-                pieces.append(lease.view[begin : begin + (high - low) * page_bytes])
+                spans.append(Span(lease.view, begin, begin + (high - low) * page_bytes))
                 batch.uses[id(lease)] = lease
-        return pieces
+        return spans
 
 
 def _distinct_others(held: Iterable[tuple[int, int, int, Lease]], lease: Lease) -> list[Lease]:
@@ -351,11 +381,12 @@ def _read_segment(
 
 def _digest(chunk: Chunk) -> bytes:
     """BLAKE3 of a chunk's plain bytes; releases the GIL."""
-    if len(chunk.pieces) == 1:
-        return blake3(chunk.pieces[0][: chunk.plain_bytes]).digest()
+    pieces = chunk.pieces
+    if len(pieces) == 1:
+        return blake3(pieces[0][: chunk.plain_bytes]).digest()
     hasher = blake3()
     left = chunk.plain_bytes
-    for piece in chunk.pieces:
+    for piece in pieces:
         hasher.update(piece[:left])
         left -= len(piece)
     return hasher.digest()

@@ -35,7 +35,7 @@ from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.contents import Place, PlaceTaker
 from transfer.indexing import write_segment
-from transfer.ingest import Batch, Chunk
+from transfer.ingest import Batch, Chunk, joined
 from transfer.known import KnownChunks
 from transfer.store.base import PackSink
 from transfer.threads import Threads
@@ -213,7 +213,7 @@ class Packer:
     def _write_raw(self, pack: _OpenPack, batch: Batch, chunks: list[Chunk]) -> None:
         """Write from the buffers; the last page is carried on unless it is full."""
         pieces = [_aligned_copy(bytes(pack.carry).ljust(self._page, b"\0"))] if pack.carry else []
-        pieces += [piece for chunk in chunks for piece in chunk.pieces]
+        pieces += joined(chunks)
         pack.carry = bytearray()
         if padding := chunks[-1].padding_bytes:
             last = pieces.pop()
@@ -229,7 +229,7 @@ class Packer:
         parts: list[bytes | bytearray | memoryview] = [pack.carry]
         length = len(pack.carry)
         for chunk, blob in group:
-            pieces: list[bytes | memoryview] = [blob] if blob is not None else list(chunk.pieces)
+            pieces: list[bytes | memoryview] = [blob] if blob is not None else [*chunk.pieces]
             if blob is None:
                 parts.append(bytes(-length % self._page))
                 length += len(parts[-1])

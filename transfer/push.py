@@ -28,7 +28,7 @@ from transfer.config import TransferConfig
 from transfer.contents import ContentRecorder, Place
 from transfer.drafts import Draft, draft_of_listing, draft_of_member
 from transfer.indexing import join_segments
-from transfer.ingest import Batch, Chunk, Ingest
+from transfer.ingest import Batch, Chunk, Ingest, Span
 from transfer.known import KnownChunks
 from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.packer import PackedCounts, Packer
@@ -209,7 +209,8 @@ class _Push:
         self, listing: Listing, packer: Packer, group: asyncio.TaskGroup
     ) -> ContentRecorder:
         """What a draft is made of. The buffers are let go with the end of this."""
-        pool = BufferPool(self._config.n_slots, self._config.block_bytes)
+        n_slots = min(self._config.n_slots, self._threads.n_threads + 2 + self._store.n_writes)
+        pool = BufferPool(n_slots, self._config.block_bytes)
         ingest = Ingest(listing, self._catalog.profile, pool, self._threads, group)
         ingest.start()
         async for batch in ingest.batches():
@@ -361,17 +362,23 @@ def _batch_of(plain: bytes, digest: bytes, page_bytes: int) -> Batch:
     padding = -len(plain) % page_bytes
     view = page_aligned(len(plain) + padding)
     view[: len(plain)] = plain
-    return Batch([Chunk(0, [view], len(plain), padding)], [digest])
+    return Batch([Chunk(0, [Span(view, 0, len(view))], len(plain), padding)], [digest])
 
 
 def next_record(
-    name: str, tag: str, seen: StoredReference | None, kind: TargetKind, target: Digest | None
+    name: str,
+    tag: str,
+    seen: StoredReference | None,
+    kind: TargetKind,
+    target: Digest | None,
+    who: str | None = None,
 ) -> ReferenceRecord:
-    """The record that follows `seen`, made now and by us."""
+    """The record that follows `seen`, made now and by us unless `who` says more."""
     write_id, now_ns = secrets.token_bytes(16), time.time_ns()
+    who = who or whoami()
     if seen is None:
-        return ReferenceRecord(name, tag, kind, target, write_id, now_ns, whoami())
-    return seen.record.replaced_by(kind, target, write_id, now_ns, whoami())
+        return ReferenceRecord(name, tag, kind, target, write_id, now_ns, who)
+    return seen.record.replaced_by(kind, target, write_id, now_ns, who)
 
 
 async def take_back(

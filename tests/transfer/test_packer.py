@@ -15,7 +15,7 @@ from tests.transfer.pushing import CONFIG, KIB, MIB, new_store, run
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog, open_catalog
 from transfer.contents import Place
-from transfer.ingest import Batch, Chunk
+from transfer.ingest import Batch, Chunk, Span
 from transfer.known import KnownChunks
 from transfer.packer import Packer
 from transfer.store.base import PackSink
@@ -63,6 +63,7 @@ class Nowhere:
 def packed(catalog: Catalog, n_chunks: int, chunk_bytes: int) -> tuple[Packer, KnownChunks]:
     """Store this many chunks, which differ only by their names."""
     memory = page_aligned(chunk_bytes + -chunk_bytes % PAGE)
+    span = Span(memory, 0, len(memory))
 
     async def work() -> tuple[Packer, KnownChunks]:
         known = KnownChunks(catalog, frozenset())
@@ -71,7 +72,7 @@ def packed(catalog: Catalog, n_chunks: int, chunk_bytes: int) -> tuple[Packer, K
                 packer = Packer(catalog, known, group, threads, CONFIG)
                 for first in range(0, n_chunks, 4096):
                     numbers = range(first, min(first + 4096, n_chunks))
-                    chunk = Chunk(0, [memory], chunk_bytes, len(memory) - chunk_bytes)
+                    chunk = Chunk(0, [span], chunk_bytes, len(memory) - chunk_bytes)
                     digests = [digest_of(b"%d" % number).raw for number in numbers]
                     await packer.store(Batch([chunk] * len(numbers), digests), Nowhere())
                 await packer.finish()

@@ -59,6 +59,10 @@ class Store(Protocol):
     def url(self) -> str:
         """How a user names the store; for messages."""
 
+    @property
+    def n_writes(self) -> int:
+        """Writes under way at once from which on one more gains nothing."""
+
     async def get(self, key: str) -> Octets:
         """The whole object. A view that stays valid though the object is deleted."""
 

@@ -29,6 +29,11 @@ class InterposedStore:
         """See `Store.url`."""
         return self._store.url
 
+    @property
+    def n_writes(self) -> int:
+        """See `Store.n_writes`."""
+        return self._store.n_writes
+
     async def get(self, key: str) -> Octets:
         """See `Store.get`."""
         await self._before("get", key)

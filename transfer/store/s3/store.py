@@ -51,6 +51,11 @@ class S3Store:
         return self.config.url
 
     @property
+    def n_writes(self) -> int:
+        """See `Store.n_writes`."""
+        return self.config.connections
+
+    @property
     def credential_scope(self) -> str:
         """Whose credentials the store is read with; what one may read is not shown to another."""
         return self.config.credential_scope

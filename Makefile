@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
 BENCH ?= *#             benchmarks/bench_$(BENCH).py is what `make bench` runs
-APT_PACKAGES ?= zstd xfsprogs btrfs-progs# what the tests need from the system
+APT_PACKAGES ?= zstd xfsprogs btrfs-progs runc# what the tests need from the system
 
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed-$(EXTRAS)
@@ -103,6 +103,10 @@ lint: venv ## Check format, style, types and import contracts
 format: venv ## Format the code and apply the safe fixes
 	@$(PYTHON) -m ruff check --fix --exit-zero --quiet
 	$(PYTHON) -m ruff format
+
+.PHONY: proto
+proto: venv ## Generate the messages of the CSI driver from csi/proto/csi.proto
+	@$(PYTHON) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. csi/proto/csi.proto
 
 .PHONY: bench
 bench: venv ## Run the benchmarks (BENCH=chunking for one of them)

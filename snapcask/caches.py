@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, InvalidInput, NotFound, StoreUnavailable
 from imgfmt.reference import ImageRef, parse_reference
 from snapcask.stores import opened
+from transfer.cache.domains import credential_scope, domain_of
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.catalog import Catalog
-from transfer.store.base import Store
 from transfer.store.url import open_store
 
 
@@ -28,18 +27,6 @@ class CacheOptions:
         """The cache, made if it is new."""
         allow = self.allow_root_filesystem
         return CacheRoot(self.directory, allow_root_filesystem=allow)
-
-
-def credential_scope(store: Store) -> str:
-    """What a store may be read with: stores tell it themselves; a directory, by user."""
-    scope = getattr(store, "credential_scope", None)
-    return scope if isinstance(scope, str) else f"user:{os.geteuid()}"
-
-
-def domain_of(cache: CacheRoot, catalog: Catalog) -> DomainPaths:
-    """The security domain of an opened store."""
-    store = catalog.store
-    return cache.domain(catalog.record.uuid, credential_scope(store), store.url)
 
 
 @asynccontextmanager

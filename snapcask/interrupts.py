@@ -24,6 +24,13 @@ def install() -> None:
             signal.signal(number, _first)
 
 
+def remove() -> None:
+    """Leave the signals to a verb that handles them itself."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _first:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _first(number: int, frame: FrameType | None) -> None:
     for each in _SIGNALS:
         if signal.getsignal(each) is _first:

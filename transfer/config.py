@@ -9,6 +9,10 @@ from imgfmt.errors import InvalidInput
 
 MIB = 1024 * 1024
 
+_MIN_SLOTS = 3
+_MIN_BLOCK_BYTES = 2 * MIB
+_BLOCK_STEP_BYTES = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
@@ -50,3 +54,25 @@ class TransferConfig:
     def n_slots(self) -> int:
         """Buffers of `block_bytes` that fit into the memory allowed."""
         return self.max_memory_bytes // self.block_bytes
+
+
+def transfer_config(
+    max_memory_bytes: int | None, *, fsync: bool = True, buffered: bool = False
+) -> TransferConfig:
+    """The configuration with this limit to all buffers together, or the default one.
+
+    Raises InvalidInput for less than 6 MiB, with which nothing can be moved.
+    """
+    if max_memory_bytes is None:
+        return TransferConfig(fsync=fsync, buffered=buffered)
+    least = _MIN_SLOTS * _MIN_BLOCK_BYTES
+    if max_memory_bytes < least:
+        raise InvalidInput(f"{max_memory_bytes} bytes of memory are too little, give {least}")
+    share = max_memory_bytes // _MIN_SLOTS
+    block_bytes = min(TransferConfig().block_bytes, share - share % _BLOCK_STEP_BYTES)
+    return TransferConfig(
+        block_bytes=block_bytes,
+        max_memory_bytes=max_memory_bytes,
+        fsync=fsync,
+        buffered=buffered,
+    )

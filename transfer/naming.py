@@ -76,6 +76,33 @@ async def tag(
         return await _point(catalog, lease, name, tag, target, seen)
 
 
+async def claim(
+    catalog: Catalog,
+    source: ImageRef,
+    name: str,
+    tag: str,
+    *,
+    who: str,
+    config: TransferConfig,
+    now_s: Clock = boot_s,
+) -> ReferenceRecord:
+    """Point `name:tag` at what `source` means now, unless it points to something already.
+
+    Returns what is there then, which may be someone else's: `who` tells. Raises as `tag` does.
+    """
+    seen = await catalog.store.read_reference(name, tag)
+    if seen is None or seen.record.target is None:
+        async with _lease(catalog, "claim", config, now_s) as lease:
+            seen = await catalog.store.read_reference(name, tag)
+            if seen is None or seen.record.target is None:
+                target = await catalog.resolve(source)
+                await _point(catalog, lease, name, tag, target, seen, who=who)
+                seen = await catalog.store.read_reference(name, tag)
+    if seen is None or seen.record.target is None:
+        raise Conflict(f"{catalog.named(f'{name}:{tag}')} was deleted meanwhile; try again")
+    return seen.record
+
+
 async def write_variants(
     catalog: Catalog,
     sources: Sequence[ImageRef],
@@ -164,13 +191,14 @@ async def _lease(
 
 async def _point(
     catalog: Catalog, lease: WriterLease, name: str, tag: str, target: Digest,
-    seen: StoredReference | None, raw: bytes | None = None,
+    seen: StoredReference | None, raw: bytes | None = None, who: str | None = None,
 ) -> Naming:  # fmt: skip
     """Change the reference once that is safe. For `raw` see `_protect`."""
     kind, term = await _protect(catalog, target, lease, raw), lease.term
     changed = seen is None or seen.record.target != target
     if changed:
-        await catalog.store.change_reference(next_record(name, tag, seen, kind, target), seen)
+        record = next_record(name, tag, seen, kind, target, who)
+        await catalog.store.change_reference(record, seen)
     if changed and not lease.held_since(term):  # SPEC.md 11.4
         try:
             await _protect(catalog, target, lease, raw)

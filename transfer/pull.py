@@ -20,6 +20,7 @@ from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import Executor, ReadStats, Sink
 from transfer.materialise import MembersWriter, TreeWriter
+from transfer.move_note import NOTE
 from transfer.oserrors import printable
 from transfer.plan import Numbers
 from transfer.progress import Clock, PhaseClock, Progress, Silent
@@ -251,7 +252,7 @@ def check_names(staging: Staging, trees: Sequence[Tree]) -> None:
         return
     tree, target = trees[0], staging.target
     end = int(np.searchsorted(tree.columns["parent"], ROOT, side="right"))
-    if taken := {PARTIAL, PARTIAL + JOURNAL, MARKER} & {
+    if taken := {PARTIAL, PARTIAL + JOURNAL, NOTE, MARKER} & {
         tree.name(index) for index in range(1, end)
     }:
         raise InvalidInput(

@@ -2,8 +2,9 @@
 
 A target that is absent is built beside its place and renamed to it. A target that is an empty
 directory, perhaps a mount point, is built in a directory within and moved up; it is whole when its
-marker file is there. A lock on the directory tells a pull that is under way from one that was
-killed: the kernel drops it with the process. All this blocks and belongs on a thread.
+marker file is there, and until then a note tells what was moved. A lock on the directory tells a
+pull that is under way from one that was killed: the kernel drops it with the process. All this
+blocks and belongs on a thread.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, InvalidInput, OutOfResources
 from transfer.filesystems import sync_filesystem
+from transfer.move_note import NOTE, moved_entries, write_note
 from transfer.oserrors import printable, translate
 
 PARTIAL = b".snapcask-partial"
@@ -70,6 +72,7 @@ class Staging:
             if self.in_place:
                 self._lock(self._folder_descriptor)
                 self._check_empty()
+                self._take_back()
             if not self._names(None):
                 self._check_space(needed_bytes)
             self._claim(keep=keep)
@@ -103,13 +106,14 @@ class Staging:
             finish_root = _keep if self.in_place else _open_to_all
         with self._told():
             if self.in_place:
-                self._move_up()
+                self._move_up(fsync=fsync)
             else:
                 finish_root(self.root)
             if fsync:
                 sync_filesystem(self._folder)
             if self.in_place:
                 self._mark(fsync=fsync)
+                os.unlink(NOTE, dir_fd=self._folder_descriptor)
                 finish_root(self._folder_descriptor)
             else:
                 self._check_ours()
@@ -150,17 +154,24 @@ class Staging:
             raise translate(error, self._shown) from error
 
     def _check_empty(self) -> None:
-        ignored = {PARTIAL, PARTIAL + JOURNAL}
+        ignored = {PARTIAL, PARTIAL + JOURNAL, NOTE}
         if os.path.ismount(self.target):
             ignored.add(_LOST_AND_FOUND)
         names = {os.fsencode(name) for name in os.listdir(self._folder_descriptor)} - ignored
         if MARKER in names:
             raise InvalidInput(f"{self._shown} holds an image already")
-        if names:
+        if names := names - moved_entries(self._folder_descriptor):
             example = printable(min(names))
             raise InvalidInput(
                 f"{self._shown} is not empty, it holds {example}; name a new or an empty directory"
             )
+
+    def _take_back(self) -> None:
+        """Remove what a pull had moved up when it was killed; it has to be fetched again."""
+        for name in moved_entries(self._folder_descriptor):
+            remove_tree(name, self._folder_descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(NOTE, dir_fd=self._folder_descriptor)
 
     def _check_space(self, needed_bytes: int) -> None:
         found = os.fstatvfs(self._folder_descriptor)
@@ -224,9 +235,12 @@ class Staging:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF):
                 raise
 
-    def _move_up(self) -> None:
+    def _move_up(self, *, fsync: bool) -> None:
         """Give the target the children of the directory that was filled."""
-        for name in map(os.fsencode, os.listdir(self.root)):
+        names = [os.fsencode(name) for name in os.listdir(self.root)]
+        self._made.append(NOTE)
+        write_note(names, self.root, self._folder_descriptor, fsync=fsync)
+        for name in names:
             _move(name, self.root, self._folder_descriptor)
             self._made.append(name)
         os.rmdir(self._name, dir_fd=self._folder_descriptor)

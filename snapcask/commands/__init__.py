@@ -31,6 +31,7 @@ VERBS = {
     "mount": "Mount an image of the cache, read-only.",
     "umount": "Undo a mount.",
     "cache": "Look after the cache of this node.",
+    "csi": "Serve images to Kubernetes as volumes.",
 }
 
 

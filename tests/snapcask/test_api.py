@@ -44,6 +44,18 @@ def test_push_and_pull_take_paths_and_return_reports(
     assert snapcask.verify(["a:1"], store=store).images == 1
 
 
+def test_a_pull_can_be_planned_blocking_and_as_a_coroutine(
+    store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    snapcask.push(snapshot, "a:1", store=store)
+    planned = snapcask.plan_pull("a:1", tmp_path / "out", store=store)
+    assert isinstance(planned, snapcask.PullPlan)
+    assert asyncio.run(aio.plan_pull("a:1", tmp_path / "out", store=store)) == planned
+    assert not (tmp_path / "out").exists()
+    pulled = snapcask.pull("a:1", tmp_path / "out", store=store)
+    assert (planned.digest, planned.fetch_bytes) == (pulled.digest, pulled.fetched_bytes)
+
+
 def test_an_image_without_a_reference_has_its_digest(
     store: Path, snapshot: Path, tmp_path: Path
 ) -> None:

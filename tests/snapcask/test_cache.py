@@ -89,7 +89,7 @@ def test_another_user_s_scope_sees_no_hit(
     call: Call, cache: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call("prefetch", "a:1").code == 0
-    monkeypatch.setattr("snapcask.caches.credential_scope", lambda store: "another")
+    monkeypatch.setattr("transfer.cache.domains.credential_scope", lambda store: "another")
     assert call("prefetch", "a:1", "--json").document["fetched_bytes"] > 2 << 20
     assert len(call("cache", "ls", "--json").document["images"]) == 2
 

@@ -53,6 +53,7 @@ def test_every_key_of_every_document_is_documented(
     lines: list[tuple[Any, ...]] = [
         ("init", tmp_path / "other"),
         ("push", snapshot, "a:1"),
+        ("pull", "a:1", tmp_path / "out", "--dry-run"),
         ("pull", "a:1", tmp_path / "out"),
         ("inspect", "a:1"),
         ("inspect", snapshot),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from imgfmt.errors import InvalidInput
+from snapcask import api
 from tests.snapcask.conftest import Call
 from tests.snapcask.support import command, contents, make_snapshot
 
@@ -146,6 +148,63 @@ def test_pull_reports_what_it_fetched(
     assert found["digest"] == pushed["digest"]
     assert found["logical_bytes"] == pushed["logical_bytes"]
     assert found["fetched_bytes"] >= pushed["new_bytes"]
+
+
+def test_a_dry_run_says_what_a_pull_moves_and_writes_nothing(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    pushed = call("push", snapshot, "a:1", "--json").document
+    target = tmp_path / "home" / "out"
+    target.parent.mkdir()
+    planned = call("pull", "a:1", target, "--dry-run", "--json").document
+    text = call("pull", "a:1", target, "--dry-run")
+    assert list(target.parent.iterdir()) == []
+    assert planned["dry_run"] is True
+    assert planned["directory"] == str(target)
+    assert planned["zero_bytes"] == pushed["zero_bytes"] > 0
+    assert planned["plain_bytes"] == pushed["new_bytes"] + pushed["reused_bytes"]
+    assert planned["packs"] == 1
+    assert planned["requests"] >= 1
+    assert text.out.splitlines()[0] == pushed["digest"]
+    assert f"{planned['requests']} reads of 1 packs" in text.out
+    pulled = call("pull", "a:1", target, "--json").document
+    assert planned["fetch_bytes"] == pulled["fetched_bytes"]
+    for key in ("digest", "logical_bytes", "chunks", "files"):
+        assert planned[key] == pulled[key]
+
+
+@pytest.mark.parametrize(("options", "resume"), [([], True), (["--no-resume"], False)])
+def test_a_dry_run_asks_for_what_the_pull_would_do(
+    call: Call, store: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], resume: bool
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def plan_pull(*_: object, **given: object) -> None:
+        asked.append(given)
+        raise InvalidInput("seen")
+
+    monkeypatch.setattr(api, "plan_pull", plan_pull)
+    line = ["pull", "a:1", "out", "--dry-run", "--member", "m", "--fact", "k=v", *options]
+    assert call(*line, "--max-memory", "16MiB").code == 2
+    limit = {"max_memory_bytes": 16 << 20}
+    wanted = {"store": str(store), "member": "m", "facts": {"k": "v"}, "resume": resume} | limit
+    assert asked == [wanted]
+
+
+def test_a_dry_run_fails_as_the_pull_would(
+    call: Call, store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    call("push", snapshot, "a:1")
+    for reference, target, code in (
+        ("a:2", tmp_path / "out", 4),
+        ("a:1", snapshot, 2),
+        ("a:1", snapshot / "small.img", 2),
+        ("a:1", tmp_path / "no" / "out", 2),
+    ):
+        planned = call("pull", reference, target, "--dry-run")
+        pulled = call("pull", reference, target)
+        assert planned.code == pulled.code == code
+        assert planned.err == pulled.err
 
 
 def test_images_are_named_by_tag_digest_and_beginning_of_a_digest(

@@ -45,10 +45,13 @@ from tests.transfer.fixture_store import (
     noise,
     run,
 )
+from tests.transfer.killing import forked, kill
 from tests.transfer.privilege import modes_count
 from transfer import staging
+from transfer.catalog import open_catalog
 from transfer.config import TransferConfig
 from transfer.pull import PullReport, pull
+from transfer.store.posix import PosixStore
 
 NODES: Nodes = {
     b"": directory(0o750, mtime_ns=1_500_000_000_000_000_001),
@@ -147,7 +150,7 @@ def test_the_mark_is_set_last(
     pulled(store, digest, home, config=TransferConfig(block_bytes=2 * MIB))
     (before,) = order
     assert isinstance(before, list)
-    assert sorted(before) == ["d", "ro", "small"]
+    assert sorted(before) == [".snapcask-partial.moving", "d", "ro", "small"]
     assert home.stat().st_mtime_ns == NODES[b""].mtime_ns
 
 
@@ -418,6 +421,55 @@ def test_what_a_killed_pull_left_is_cleaned_by_the_next(
     assert os.listdir(home) == ["image"]
     (target / ".snapcask-complete").unlink(missing_ok=True)
     assert contents(target) == expected(NODES)
+
+
+def killed_while_moving_up(
+    store: FixtureStore, digest: Digest, target: Path, n_moved: int
+) -> list[str]:
+    """Pull to an existing directory, in a process that ends after so many moves; what is moved."""
+
+    def work() -> None:
+        real, left = staging._move, [n_moved]
+
+        def move(name: bytes, source: int, folder: int) -> None:
+            if not left[0]:
+                kill()
+            left[0] -= 1
+            real(name, source, folder)
+
+        staging._move = move
+        os.rmdir = lambda *_, **__: kill()
+        catalog = run(open_catalog(PosixStore(store.store.root)))  # threads do not fork
+        run(pull(catalog, digest, str(target), config=CONFIG, facts={}))
+
+    assert forked(work) == -signal.SIGKILL
+    return [name for name in os.listdir(target) if not name.startswith(".snapcask")]
+
+
+@pytest.mark.parametrize("n_moved", range(len([n for n in NODES if n and b"/" not in n]) + 1))
+def test_a_pull_that_is_killed_while_it_moves_up_is_done_by_the_next(
+    store: FixtureStore, home: Path, n_moved: int
+) -> None:
+    digest, target = store.add(NODES), home / "image"
+    target.mkdir()
+    assert len(killed_while_moving_up(store, digest, target, n_moved)) == n_moved
+    with modes_count():
+        pulled(store, digest, target)
+    (target / ".snapcask-complete").unlink()
+    assert contents(target) == expected(NODES)
+
+
+def test_what_somebody_else_put_in_the_place_of_a_moved_entry_is_kept(
+    store: FixtureStore, home: Path
+) -> None:
+    digest, target = store.add({b"a": Node(b"a"), b"b": Node(b"b")}), home / "image"
+    target.mkdir()
+    [moved] = killed_while_moving_up(store, digest, target, 1)
+    (target / moved).rename(home / "aside")
+    (target / moved).write_bytes(b"mine")
+    with pytest.raises(InvalidInput, match=f"holds {moved}"):
+        pulled(store, digest, target)
+    assert (target / moved).read_bytes() == b"mine"
 
 
 def _partial(digest: Digest) -> str:

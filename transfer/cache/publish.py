@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, CorruptData, NotFound
@@ -68,16 +68,31 @@ def _places(
 
 
 def mount_one(
-    cache: CacheRoot, paths: DomainPaths, tree: Digest, directory: str, volume: str
+    cache: CacheRoot,
+    paths: DomainPaths,
+    tree: Digest,
+    directory: str,
+    volume: str,
+    *,
+    mount: Callable[[str], None] | None = None,
+    in_table: bool = True,
 ) -> None:
-    """Mount one tree of the domain. It is pinned before, and kept from removal meanwhile."""
+    """Mount one tree of the domain. It is pinned before, and kept from removal meanwhile.
+
+    `mount`, where given, mounts the folder that it is handed in a way of its own. Where that can't
+    be told from the mount table (`in_table`), the pin stays until somebody removes it.
+    """
     pin_id = MOUNT_PIN + volume
+    pin = new_pin("mounted", directory=directory if in_table else "")
     with cache.told(), _reading(paths, tree):
         if not is_sound(paths, tree, cache.session):
             _refuse(paths, tree)
-        add_pin(paths, tree, pin_id, new_pin("mounted", directory=directory), fsync=False)
+        add_pin(paths, tree, pin_id, pin, fsync=False)
         try:
-            mount_tree(paths.tree(tree), cache.empty, volume, directory)
+            if mount is not None:
+                mount(paths.tree(tree))
+            else:
+                mount_tree(paths.tree(tree), cache.empty, volume, directory)
         except BaseException:
             remove_pin(paths, tree, pin_id)
             raise

@@ -61,7 +61,10 @@ class WarmConfig:
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What it took to have an image. `built` are trees that this call completed."""
+    """What it took to have an image. `built` are trees that this call completed.
+
+    `evicted_bytes` are those of other trees that were removed for it.
+    """
 
     digest: Digest
     members: tuple[Member, ...]
@@ -73,6 +76,7 @@ class WarmReport:
     logical_bytes: int
     warnings: tuple[str, ...]
     seconds: Mapping[str, float]
+    evicted_bytes: int = 0
 
 
 async def warm(
@@ -109,7 +113,9 @@ async def warm(
             await threads.run(touch, paths, tree)
         if job.built:
             keep = frozenset(trees)
-            await threads.run(apply_watermarks, cache, config.watermarks, keep=keep)
+            marks = config.watermarks
+            evicted = await threads.run(apply_watermarks, cache, marks, keep=keep)
+            job.evicted_bytes += sum(item.freed_bytes for item in evicted)
         clock.end("settle")
     return WarmReport(
         digest=digest,
@@ -122,6 +128,7 @@ async def warm(
         logical_bytes=job.logical_bytes,
         warnings=job.warnings.lines(),
         seconds=clock.total(),
+        evicted_bytes=job.evicted_bytes,
     )
 
 
@@ -147,6 +154,7 @@ class _Warming:
         self.stats = FillStats()
         self.built = 0
         self.logical_bytes = 0
+        self.evicted_bytes = 0
         self.waited: set[Digest] = set()
 
     async def run(self, trees: Sequence[Digest]) -> None:
@@ -213,7 +221,9 @@ class _Warming:
 
         async def room(needed_bytes: int) -> int:
             evicted = await run(make_room, self._cache, needed_bytes, keep=keep, own=flight)
-            return sum(item.freed_bytes for item in evicted)
+            freed = sum(item.freed_bytes for item in evicted)
+            self.evicted_bytes += freed
+            return freed
 
         fill = Fill(self._cache, self._paths, executor, builds, flight, self._progress, room)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, ImageError, Internal, InvalidInput, StoreUnavailable
 from imgfmt.reference import ReferenceRecord, TargetKind
 from imgfmt.store_record import StoreRecord
+from tests.transfer.killing import After, killed
 from tests.transfer.s3.servers import Server
 from tests.transfer.s3.support import PACK, QUICK, error_of, run, serving, store_at
 from transfer.buffers import page_aligned
@@ -262,3 +264,53 @@ def test_a_large_object_is_written_and_read_in_parts(seaweedfs: Server) -> None:
         assert await store.list_unfinished() == []
 
     run(work())
+
+
+async def stored(store: S3Store) -> list[tuple[str, int]]:
+    """What objects there are, and their sizes."""
+    listed = [await store.list_objects(prefix) for prefix in ("trees/", "refs/", "packs/")]
+    return [(facts.key, facts.size_bytes) for found in listed for facts in found]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("operation", ["put", "create", "change", "pack"])
+def test_a_writer_that_dies_after_the_head_of_its_request_changes_nothing(
+    seaweedfs: Server, operation: str
+) -> None:
+    prefix = f"head-{secrets.token_hex(4)}/"
+
+    def opened() -> S3Store:
+        return S3Store(S3Config("bucket", prefix, endpoint=seaweedfs.endpoint))
+
+    async def work() -> None:
+        store = opened()
+        seen = await store.read_reference("a/b", "t")
+        match operation:
+            case "put":
+                await store.put(KEY, [b"second" * 100])
+            case "create":
+                await store.create("trees/" + "1" * 64, [b"first"])
+            case "pack":
+                await write_pack(store, PACK, LARGE[:8192], 4096)
+            case _:
+                await store.change_reference(record(2), seen)
+
+    async def prepare() -> list[tuple[str, int]]:
+        store = opened()
+        await store.put(KEY, [b"first"])
+        await store.change_reference(record(1), None)
+        return await stored(store)
+
+    before = run(prepare())
+    assert killed(lambda: run(work()), After.HEADS, 1) == -signal.SIGKILL
+
+    async def look() -> None:
+        store = opened()
+        for _ in range(30):  # the server may need a moment to see that its client is gone
+            assert await stored(store) == before
+            await asyncio.sleep(0.01)
+        seen = await store.read_reference("a/b", "t")
+        assert seen is not None
+        assert seen.record.target == record(1).target
+
+    run(look())

@@ -126,6 +126,10 @@ class OpenedClient:
         metadata = config.instance_metadata
         if metadata is False or (metadata is None and endpoint is not None):
             session.get_component("credential_provider").remove("iam-role")
+        if (given := config.credentials) is not None:
+            session.set_credentials(
+                given.access_key_id, given.secret_access_key, given.session_token
+            )
         self._made = session.create_client(
             "s3",
             region_name=config.region or session.get_config_variable("region") or DEFAULT_REGION,

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from imgfmt.digest import digest_of
 from imgfmt.errors import InvalidInput
 from transfer.store.s3.policy import Patience, RetryConfig
 
@@ -43,12 +44,29 @@ class Transport(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Credentials:
+    """Keys that were handed to us, in place of those that botocore would find. Never shown."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @property
+    def scope(self) -> str:
+        """Tells these keys from all others, and can't be turned back into them."""
+        parts = self.access_key_id, self.secret_access_key, self.session_token or ""
+        pieces = [text.encode() for part in parts for text in (str(len(part)), ":", part)]
+        return f"keys:{digest_of(b'snapcask credentials 1', *pieces).hex[:32]}"
+
+
+@dataclass(frozen=True, slots=True)
 class S3Config:
     """One store. `prefix` is empty or ends with `/`. None leaves a value to the AWS configuration.
 
     `connections` is the most requests at a time; fewer are used where more gain nothing or the
     server asks for less. `bytes_per_s` limits what is received and sent. `credential_scope` tells
-    apart whose credentials these are, and is no secret. `instance_metadata` says whether they may
+    apart whose credentials these are, and is no secret. `credentials` are used as they are, and
+    nothing is looked up where they are given. `instance_metadata` says whether they may
     come from the machine's metadata service; None: only for AWS itself.
     """
 
@@ -69,6 +87,7 @@ class S3Config:
     part_bytes: int = 8 * MIB
     bytes_per_s: int | None = None
     credential_scope: str = "default"
+    credentials: Credentials | None = None
     patience: Patience = field(default_factory=Patience)
     retry: RetryConfig = field(default_factory=RetryConfig)
 
@@ -128,6 +147,8 @@ def _credential_scope(environment: Mapping[str, str], chosen: Mapping[str, Any])
     """A name for where credentials come from, in the order in which botocore looks for them."""
     if not chosen.get("sign", True):
         return "anonymous"
+    if (credentials := chosen.get("credentials")) is not None:
+        return str(credentials.scope)
     profile = chosen.get("profile") or environment.get("AWS_PROFILE")
     if chosen.get("profile"):
         return f"profile:{profile}"

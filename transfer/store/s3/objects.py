@@ -10,7 +10,7 @@ from transfer.store.s3.bucket import Bucket, nanoseconds
 from transfer.store.s3.errors import NoBucket
 from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.ranges import Wanted
-from transfer.store.s3.sending import Body
+from transfer.store.s3.sending import Body, content_md5
 from transfer.store.s3.session import Wire
 
 _WRITE_ID = "snapcask-write"
@@ -77,7 +77,14 @@ class Objects:
 
     async def put(self, key: str, raw: bytes) -> None:
         """Write a small object, in place of any that is there."""
-        await self._write(key, raw, {})
+        md5 = await content_md5(raw)
+
+        async def attempt(wire: Wire) -> None:
+            await self._bucket.send(
+                wire, "put_object", Key=self._bucket.full(key), Body=Body(raw), ContentMD5=md5
+            )
+
+        await self._bucket.session.run(self._bucket.named(key), attempt)
 
     async def create(self, key: str, raw: bytes) -> bool:
         """Write an object unless the key is taken; True if this call wrote it.
@@ -86,12 +93,13 @@ class Objects:
         the answer got lost; the HTTP client repeats requests on its own account too.
         """
         write_id = secrets.token_hex(16)
+        md5 = await content_md5(raw)
 
         async def attempt(wire: Wire) -> bool:
             try:
                 await self._bucket.send(
                     wire, "put_object", Key=self._bucket.full(key), Body=Body(raw),
-                    IfNoneMatch="*", Metadata={_WRITE_ID: write_id},
+                    ContentMD5=md5, IfNoneMatch="*", Metadata={_WRITE_ID: write_id},
                 )  # fmt: skip
                 return True
             except Exception as error:
@@ -105,14 +113,6 @@ class Objects:
     async def _holds(self, wire: Wire, key: str, write_id: str) -> bool:
         found = await self._bucket.send(wire, "head_object", Key=self._bucket.full(key))
         return bool(found.get("Metadata", {}).get(_WRITE_ID) == write_id)
-
-    async def _write(self, key: str, raw: bytes, conditions: dict[str, Any]) -> None:
-        async def attempt(wire: Wire) -> None:
-            await self._bucket.send(
-                wire, "put_object", Key=self._bucket.full(key), Body=Body(raw), **conditions
-            )
-
-        await self._bucket.session.run(self._bucket.named(key), attempt)
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""

@@ -1,8 +1,8 @@
 """A pack on its way into a bucket: a multipart upload whose parts are sent as they fill.
 
 A part is copied together in memory of its own, because what fills it comes from buffers that are
-needed again; the write that completes a part also sends it. So no more parts are in memory than
-writes are under way, and one that is not full yet.
+needed again; the write that completes a part also sends it. How many parts are in memory at once
+is bounded for the whole store, see `part_memory`.
 """
 
 from __future__ import annotations
@@ -60,23 +60,45 @@ class S3PackSink:
 
     async def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
         """See `PackSink.write`. The bytes are copied; full parts are sent before this returns."""
-        full = []
+        full: list[int] = []
         for piece in pieces:
             rest = piece.cast("B")
             while len(rest):
                 number, within = divmod(offset, self._part_bytes)
-                part = self._parts.get(number)
-                if part is None:
-                    part = self._parts[number] = _Part(self._part_bytes)
+                part = self._parts.get(number) or await self._new_part(number, full)
                 now = rest[: self._part_bytes - within]
                 part.fill(within, now)
                 offset, rest = offset + len(now), rest[len(now) :]
                 if part.filled_bytes == self._part_bytes:
                     full.append(number)
         self._size_bytes = max(self._size_bytes, offset)
-        for number in full:
-            await self._send(number, self._parts[number].body)
+        await self._send_full(full)
+
+    async def _new_part(self, number: int, full: list[int]) -> _Part:
+        """A part that is not there yet. Where memory is tight, sends those in `full` first."""
+        memory = self._bucket.session.parts
+        if memory.is_tight:
+            await self._send_full(full)
+        await memory.take()
+        if number in self._parts:  # another write was first
+            memory.give_back()
+        else:
+            self._parts[number] = _Part(self._part_bytes)
+        return self._parts[number]
+
+    async def _send_full(self, full: list[int]) -> None:
+        """Send these parts and let go of them; `full` is empty then."""
+        while full:
+            number = full.pop(0)
+            with self._bucket.session.parts.sending():
+                await self._send(number, self._parts[number].body)
+            self._drop(number)
+
+    def _drop(self, *numbers: int) -> None:
+        """Let go of parts."""
+        for number in numbers:
             del self._parts[number]
+        self._bucket.session.parts.give_back(len(numbers))
 
     async def _send(self, number: int, body: Body) -> None:
         upload_id = await self._begin()
@@ -113,7 +135,7 @@ class S3PackSink:
             if last is not None:
                 await self._send(len(self._sent), last)
             await self._complete()
-        self._parts.clear()
+        self._drop(*self._parts)
         self._upload_id = None
         facts = await self._objects.facts(self._key)
         if facts is None or facts.size_bytes != self._size_bytes:
@@ -157,7 +179,7 @@ class S3PackSink:
 
     async def abort(self) -> None:
         """See `PackSink.abort`. Where the server can't be told, the upload is left for `doctor`."""
-        self._parts.clear()
+        self._drop(*self._parts)
         upload_id, self._upload_id = self._upload_id, None
         if upload_id is None:
             return

@@ -16,7 +16,7 @@ from transfer.store.s3.errors import NoBucket
 from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.objects import Objects
 from transfer.store.s3.reader import read_whole
-from transfer.store.s3.sending import Body
+from transfer.store.s3.sending import Body, content_md5
 from transfer.store.s3.session import Wire
 from transfer.tasks import first_cause
 
@@ -76,12 +76,13 @@ class References:
                 )
         writes = " ".join((write_id, *earlier)[:_KEPT_WRITES])
         raw = record.encode()
+        md5 = await content_md5(raw)
 
         async def attempt(wire: Wire) -> bool:
             try:
                 await self._bucket.send(
                     wire, "put_object", Key=self._bucket.full(key), Body=Body(raw),
-                    Metadata={_WRITES: writes}, **condition,
+                    ContentMD5=md5, Metadata={_WRITES: writes}, **condition,
                 )  # fmt: skip
                 return True
             except Exception as error:

@@ -19,6 +19,7 @@ from transfer.store.s3.config import MIB, S3Config, Transport
 from transfer.store.s3.errors import Place, RequestFailed
 from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.limiter import ConcurrencyLimit
+from transfer.store.s3.part_memory import MAX_PARTS_BYTES, PartMemory
 from transfer.store.s3.policy import Action, RateLimit, Retries, RetryBudget
 from transfer.store.s3.pool import ConnectionPool, Proxy
 from transfer.store.s3.portable import Portable
@@ -84,6 +85,7 @@ class Session:
         self.rate = None if config.bytes_per_s is None else RateLimit(config.bytes_per_s, now_s)
         self.limit = ConcurrencyLimit(_most_requests(config), now_s)
         self.budget = RetryBudget(config.retry)
+        self.parts = PartMemory(max(2, MAX_PARTS_BYTES // config.part_bytes))
         self._now_s = now_s
         self._sleep = sleep
         self._uniform = uniform

@@ -1,0 +1,1 @@
+"""The volume plugin: gRPC services of the Container Storage Interface over one volume service."""

@@ -1,0 +1,1 @@
+"""The interface, and the Python that `make proto` generates from it."""

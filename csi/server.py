@@ -1,0 +1,276 @@
+"""The driver as a process: one event loop, one socket, one cache. Unmounts nothing when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+
+import grpc.aio
+
+from csi import logs
+from csi.compat import Judge, judge_by
+from csi.config import CsiConfig
+from csi.controller import ControllerServicer
+from csi.events import Events, NoEvents
+from csi.fetches import Fetches
+from csi.http import Page, serving
+from csi.interceptor import Calls
+from csi.metrics import Metrics
+from csi.mounting import Mounter
+from csi.names import VolumeNames
+from csi.records import Records
+from csi.services import IdentityServicer, NodeServicer, handlers_of
+from csi.stores import Stores
+from csi.targets import KubeletFolder
+from csi.volumes import VolumeService
+from imgfmt.errors import Conflict, InvalidInput
+from transfer.cache.evict import free_bytes, size_bytes
+from transfer.cache.layout import CacheRoot
+from transfer.cache.warm import WarmReport
+from transfer.oserrors import printable, translate
+from transfer.provenance import host_facts
+from transfer.threads import Threads
+
+STATE_FOLDER = "csi"
+"""Of the cache: the driver's records."""
+
+_GRACE_S = 5.0
+_LOCK_S = 10.0
+_MAX_SOCKET_BYTES = 107
+_N_THREADS = 8
+_SCHEME = "unix://"
+
+_PageMaker = Callable[[], Awaitable[Page]]
+
+_log = logging.getLogger(__name__)
+
+
+class Service(StrEnum):
+    """Which services a process offers beside Identity."""
+
+    NODE = "node"
+    CONTROLLER = "controller"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the driver listens: the path of a unix socket."""
+
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Read `unix:///path/to.sock`. Raises InvalidInput."""
+        path = text.removeprefix(_SCHEME)
+        if path == text or not path.startswith("/") or not path.endswith(".sock"):
+            raise InvalidInput(f"endpoint {text[:200]!r} is not of the form unix:///path/to.sock")
+        if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
+            raise InvalidInput(f"endpoint {text[:200]!r} is longer than a socket's path may be")
+        return cls(path)
+
+    def prepare(self) -> None:
+        """Make room: a socket of an earlier process goes, anything else stays.
+
+        Raises Conflict if somebody listens there.
+        """
+        try:
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise Conflict(f"{printable(self.path)} is there and no socket; remove it")
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1.0)
+                probe.connect(self.path)
+            raise Conflict(f"another process listens at {printable(self.path)}; end it")
+        except ConnectionRefusedError:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise translate(error, printable(self.path)) from error
+
+
+async def serve(
+    config: CsiConfig,
+    endpoint: Endpoint,
+    *,
+    version: str,
+    service: Service = Service.ALL,
+    node_name: str | None = None,
+    judge: Judge | None = None,
+    events: Events | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until cancelled.
+
+    Raises InvalidInput, Conflict or AccessDenied where it can't begin. Mounts stay.
+    """
+    logs.start(config.log_level)
+    async with AsyncExitStack() as stack:
+        driver = _Driver(config, version, service, node_name or config.node_name)
+        await driver.open(stack, judge, events or NoEvents())
+        endpoint.prepare()
+        server = driver.server
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"{_SCHEME}{endpoint.path}")
+            await server.start()
+        finally:
+            os.umask(before)
+        if config.metrics_address is not None:
+            await stack.enter_async_context(serving(config.metrics_address, driver.pages()))
+        _log.info("serving", extra={"endpoint": endpoint.path, "version": version})
+        try:
+            await _until_signal()
+        finally:
+            await asyncio.shield(server.stop(_GRACE_S))
+    _log.info("ended; what is mounted stays")
+
+
+class _Driver:
+    """All parts of one driver."""
+
+    def __init__(
+        self, config: CsiConfig, version: str, service: Service, node_name: str | None
+    ) -> None:
+        self._config = config
+        self._version = version
+        self._service = service
+        self._node_name = node_name
+        self._metrics = Metrics()
+        self._kubelet: KubeletFolder | None = None
+        self._reaches_host = False
+        self.server = grpc.aio.server(interceptors=[Calls(self._metrics)])
+
+    async def open(self, stack: AsyncExitStack, judge: Judge | None, events: Events) -> None:
+        """Make the services that are asked for; `stack` ends them."""
+        stores = Stores(self._config)
+        stack.callback(stores.close)
+        with_controller = self._service is not Service.NODE
+        identity = IdentityServicer(
+            self._config.driver_name,
+            self._version,
+            controller=with_controller,
+            why_not_ready=self.why_not_ready,
+        )
+        handlers = [handlers_of("Identity", identity)]
+        if with_controller:
+            names = VolumeNames(self._config, stores)
+            handlers.append(handlers_of("Controller", ControllerServicer(names)))
+        if self._service is not Service.CONTROLLER:
+            if not self._node_name:
+                raise InvalidInput("the node has no name: use --node-name or set NODE_NAME")
+            volumes = await self._open_node(stack, stores, judge, events)
+            node = NodeServicer(self._node_name, volumes, why_not_ready=self.why_not_ready)
+            handlers.append(handlers_of("Node", node))
+        self.server.add_generic_rpc_handlers(handlers)
+
+    async def _open_node(
+        self, stack: AsyncExitStack, stores: Stores, judge: Judge | None, events: Events
+    ) -> VolumeService:
+        config = self._config
+        kubelet = self._kubelet = KubeletFolder.find(config.kubelet_dir)
+        cache = CacheRoot(
+            config.cache.path, allow_root_filesystem=config.cache.allow_root_filesystem
+        )
+        records = Records(os.path.join(cache.path, STATE_FOLDER))
+        stack.enter_context(_alone(os.path.join(records.folder, "driver.lock")))
+        mounter = Mounter(cache, records, kubelet)
+        threads = stack.enter_context(Threads("csi", _N_THREADS))
+        if not self.why_not_ready():
+            for line in await threads.run(mounter.reconcile):
+                _log.warning(line)
+        fetches: Fetches[WarmReport] = await stack.enter_async_context(
+            Fetches(
+                max_parallel=config.fetch.max_parallel, idle_cancel_s=config.fetch.idle_cancel_s
+            )
+        )
+        self._metrics.watch_fetches(lambda: fetches.n_running, lambda: fetches.n_queued)
+        self._metrics.watch_cache(lambda: _sizes(cache, records))
+        facts = host_facts()
+        return VolumeService(
+            config,
+            cache,
+            mounter,
+            stores,
+            fetches,
+            threads,
+            facts=facts,
+            judge=judge or judge_by(facts),
+            metrics=self._metrics,
+            events=events,
+        )
+
+    def why_not_ready(self) -> str:
+        """Why no volume could be mounted so that its Pod sees it, or nothing."""
+        if self._kubelet is None or self._reaches_host:
+            return ""
+        if not self._config.mount.require_shared or self._kubelet.is_shared():
+            self._reaches_host = True
+            return ""
+        return (
+            f"mounts in {self._kubelet.given} stay in this container; mount it with"
+            " mountPropagation: Bidirectional"
+        )
+
+    def pages(self) -> dict[str, _PageMaker]:
+        """What is served over HTTP."""
+
+        async def metrics() -> Page:
+            text = await asyncio.to_thread(self._metrics.text)
+            return Page(200, text, "text/plain; version=0.0.4; charset=utf-8")
+
+        async def alive() -> Page:
+            return Page(200, b"ok\n")
+
+        async def ready() -> Page:
+            why = self.why_not_ready()
+            return Page(503, f"{why}\n".encode()) if why else Page(200, b"ok\n")
+
+        return {"/metrics": metrics, "/healthz": alive, "/readyz": ready}
+
+
+def _sizes(cache: CacheRoot, records: Records) -> tuple[int, int, int]:
+    return size_bytes(cache), free_bytes(cache)[0], sum(1 for _ in records.names())
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Raise Conflict unless no other driver uses this cache; one that is ending is waited for."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        until_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise Conflict(
+                        f"another driver uses {printable(os.path.dirname(path))}; end it first"
+                    ) from None
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _until_signal() -> None:
+    """Return at the first SIGTERM or SIGINT."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,45 @@
+"""`snapcask csi`: serve volumes to Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+
+@click.command()
+@click.option(
+    "--endpoint", metavar="URL", required=True, envvar="CSI_ENDPOINT", show_envvar=True,
+    help="Where to listen: unix:///path/to.sock.",
+)  # fmt: skip
+@click.option(
+    "--config", "config_path", metavar="FILE", required=True,
+    type=click.Path(dir_okay=False), help="The configuration, a JSON file.",
+)  # fmt: skip
+@click.option(
+    "--service", type=click.Choice(["node", "controller", "all"]), default="all",
+    show_default=True, help="Which services to offer.",
+)  # fmt: skip
+@click.option(
+    "--node-name", metavar="NAME", envvar="NODE_NAME", show_envvar=True,
+    help="Name of this node, in place of that in the configuration.",
+)  # fmt: skip
+def command(endpoint: str, config_path: str, service: str, node_name: str | None) -> None:
+    """Serve images to Pods as read-only volumes, until it is told to end.
+
+    What is mounted stays mounted then. Logs are JSON lines on standard error.
+    """
+    from csi.config import check_node_name, read_config
+    from imgfmt.errors import Unsupported
+    from snapcask import __version__, interrupts
+
+    config = read_config(config_path)
+    try:
+        from csi.server import Endpoint, Service, serve
+    except ImportError as error:
+        raise Unsupported(f"`csi` needs the package {error.name}; install snapcask[csi]") from error
+    where = Endpoint.parse(endpoint)
+    name = check_node_name(node_name)
+    work = serve(config, where, version=__version__, service=Service(service), node_name=name)
+    interrupts.remove()
+    asyncio.run(work)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_SIGNAL_POLL_S = 0.2
 
 
 class LoopThread:
@@ -57,12 +59,13 @@ class LoopThread:
 
         try:
             self._loop.call_soon_threadsafe(start)
+            _wait(outcome)
             return outcome.result()
         except BaseException:
             if not outcome.done():
                 self._loop.call_soon_threadsafe(stop)
                 with suppress(BaseException):
-                    outcome.exception()
+                    _wait(outcome)
             raise
 
     def close(self) -> None:
@@ -83,6 +86,17 @@ class LoopThread:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _wait(outcome: Future[Any]) -> None:
+    """Wait until there is an outcome.
+
+    Again and again: a signal that the kernel gives to another thread does not wake this one, and
+    Python calls its handler only here.
+    """
+    while not outcome.done():
+        with suppress(TimeoutError, CancelledError):
+            outcome.exception(_SIGNAL_POLL_S)
 
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

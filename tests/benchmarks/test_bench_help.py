@@ -9,7 +9,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["chunking", "metadata", "peers", "push", "scale"])
+@pytest.mark.parametrize(
+    "name", ["chunking", "metadata", "peers", "push", "receive_processes", "scale"]
+)
 def test_a_benchmark_has_help(name: str) -> None:
     script = BENCHMARKS / f"bench_{name}.py"
     said = subprocess.check_output([sys.executable, str(script), "--help"], text=True)

@@ -427,20 +427,21 @@ def killed_while_moving_up(
     store: FixtureStore, digest: Digest, target: Path, n_moved: int
 ) -> list[str]:
     """Pull to an existing directory, in a process that ends after so many moves; what is moved."""
+    where = str(target)
 
     def work() -> None:
         real, left = staging._move, [n_moved]
 
-        def move(name: bytes, source: int, folder: int) -> None:
+        def move(name: bytes, source: int, target: int) -> None:
             if not left[0]:
                 kill()
             left[0] -= 1
-            real(name, source, folder)
+            real(name, source, target)
 
         staging._move = move
         os.rmdir = lambda *_, **__: kill()
         catalog = run(open_catalog(PosixStore(store.store.root)))  # threads do not fork
-        run(pull(catalog, digest, str(target), config=CONFIG, facts={}))
+        run(pull(catalog, digest, where, config=CONFIG, facts={}))
 
     assert forked(work) == -signal.SIGKILL
     return [name for name in os.listdir(target) if not name.startswith(".snapcask")]

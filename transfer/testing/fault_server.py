@@ -111,7 +111,7 @@ class FaultServer:
             if limit is not None and self.in_flight > limit:
                 fault = Fault(FaultKind.BUSY)
             answer = self._answer(request, fault)
-            self.seen.append(Seen(request, number, answer.status))
+            self.seen.append(Seen(request, number, answer.status, self.in_flight))
             if answer.status != 503:
                 await asyncio.sleep(self.manners.latency_s)
             sender = _Sender(writer, self.manners.speed(number))

@@ -65,11 +65,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that was answered, or would have been, and over which connection it came."""
+    """A request that was answered, or would have been, and over which connection it came.
+
+    `in_flight` counts it and all others that were not yet answered then.
+    """
 
     request: Request
     connection: int
     status: int
+    in_flight: int
 
 
 @dataclass(slots=True)

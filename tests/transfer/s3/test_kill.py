@@ -33,7 +33,7 @@ from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.store import S3Store
 from transfer.verify import verify, verify_all
 
-pytestmark = [pytest.mark.s3, pytest.mark.slow]
+pytestmark = [pytest.mark.s3, pytest.mark.slow, pytest.mark.timeout(400)]
 
 RUNS_PER_BATCH = 10
 CONFIG = TransferConfig(block_bytes=2 * MIB, max_memory_bytes=6 * MIB, n_threads=2, fsync=False)
@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run one coroutine to its end; 60 s are a hang."""
+    """Run one coroutine to its end. SeaweedFS may rest for a minute, which retries bridge."""
 
     async def bounded() -> T:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             return await work
 
     return asyncio.run(bounded())
@@ -121,7 +121,7 @@ def snapshot_of(folder: Path, seed: int, n_mib: int) -> Path:
 
 
 PUSHES = [
-    (After.SENT_BYTES, MIB, 10), (After.SENT_BYTES, 6 * MIB, 14), (After.REQUESTS, MIB, 4),
+    (After.SENT_BYTES, 2 * MIB, 10), (After.SENT_BYTES, 6 * MIB, 14), (After.REQUESTS, MIB, 4),
     (After.HEADS, MIB, 4), (After.ANSWERED, MIB, 4),
 ]  # fmt: skip
 

@@ -19,6 +19,9 @@ from imgfmt.errors import InvalidInput
 from transfer.store.s3.config import DEFAULT_REGION, Addressing, Checksums, S3Config
 from transfer.store.s3.errors import Place
 
+API_VERSION = "2006-03-01"
+"""Of S3; there is no other one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -155,10 +158,20 @@ class OpenedClient:
 
 @functools.cache
 def _loader() -> Any:
-    """The SDK's descriptions of services, megabytes of JSON: parsed once for all clients."""
-    from botocore.loaders import create_loader
+    """The SDK's descriptions of services, megabytes of JSON: parsed once for all clients.
 
-    return create_loader()
+    It looks through the folders of all services for one; we know which one.
+    """
+    from botocore.loaders import Loader
+
+    class OnlyS3(Loader):  # type: ignore[misc]
+        def list_available_services(self, type_name: str) -> list[str]:
+            return ["s3"]
+
+        def determine_latest_version(self, service_name: str, type_name: str) -> str:
+            return API_VERSION
+
+    return OnlyS3()
 
 
 def _sdk_config(config: S3Config, session: Any, endpoint: str | None) -> Any:

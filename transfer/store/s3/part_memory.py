@@ -21,7 +21,6 @@ class PartMemory:
         self._n_sending = 0
         self._waiting: list[asyncio.Future[None]] = []
         self.n_parts = 0
-        self.peak = 0
 
     @property
     def is_tight(self) -> bool:
@@ -35,7 +34,6 @@ class PartMemory:
             self._waiting.append(waiter)
             await waiter
         self.n_parts += 1
-        self.peak = max(self.peak, self.n_parts)
 
     def give_back(self, n_parts: int = 1) -> None:
         """These parts are not in memory any more."""

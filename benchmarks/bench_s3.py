@@ -33,8 +33,12 @@ MAX_CPU_RATIO = 1.3
 
 
 def environment() -> dict[str, str]:
-    """That of this process without any AWS setting but the test server's."""
-    kept = {k: v for k, v in os.environ.items() if k not in servers.aws_variables()}
+    """That of this process without any AWS setting but the test server's.
+
+    Python may keep its byte code, as it does for an installed package.
+    """
+    left_out = {*servers.aws_variables(), "PYTHONDONTWRITEBYTECODE"}
+    kept = {k: v for k, v in os.environ.items() if k not in left_out}
     nobody = {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
     return kept | servers.ADMIN.environment() | nobody | {"AWS_REGION": "us-east-1"}
 

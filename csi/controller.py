@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from csi.checks import MAX_ID_BYTES, MAX_NAME_BYTES, checked_text
 from csi.errors import InProgress
 from csi.names import SnapshotEntry, VolumeNames
 from csi.proto import csi_pb2 as pb
-from csi.requests import (
-    MAX_ID_BYTES,
-    MAX_NAME_BYTES,
-    check_capabilities,
-    checked_text,
-    create_request,
-    read_credentials,
-)
+from csi.requests import check_capabilities, create_request, read_credentials
 from imgfmt.errors import InvalidInput
 
 if TYPE_CHECKING:

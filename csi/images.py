@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
+from csi.attributes import PullPolicy, VolumeAttributes
 from csi.config import CsiConfig
 from csi.policy import check_allowed, needs_proof
 from csi.records import Records
-from csi.requests import PullPolicy, VolumeAttributes
 from csi.stores import OpenStore, StoreAddress, Stores
 from imgfmt import layout
 from imgfmt.digest import Digest

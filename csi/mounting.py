@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from csi.config import MountMode
 from csi.errors import AlreadyExists, Unmet
 from csi.ownership import AS_STORED, OPTIONS, Owner, make_layer
+from csi.recognise import NO_TREE, below_target, is_bind, is_complete, is_ours, names
 from csi.records import MountRecord, PublicationRecord, Records, mount_name
 from csi.targets import KubeletFolder, TargetState, look, make_target, remove_target
 from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, CorruptData, ImageError, Internal, InvalidInput, NotFound
 from imgfmt.image import Member
+from transfer.cache.durable import TEMPORARY, remove_file
 from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
 from transfer.cache.owners import read_mark
 from transfer.cache.publish import mount_one
 from transfer.cache.usage import MOUNT_PIN, remove_pin
 from transfer.mounts import (
-    SOURCE,
     MountEntry,
     Options,
     bind_tree,
@@ -39,13 +40,10 @@ from transfer.mounts import (
 )
 from transfer.oserrors import printable
 
-NO_TREE = "none"
-"""Stands in the mount table for a folder of our own: one of members, or an empty volume."""
-
 STATUS_FILE = "snapcask-status.json"
 _BUSY_TRIES = 20
 _BUSY_PAUSE_S = 0.05
-_CHECKED_NAMES = 64
+_CHECKED_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,8 @@ class Plan:
                 " mounted with bind"
             )
         if self.sub_path and len(self.members) != 1:
-            names = ", ".join(m.name for m in self.members)
-            raise InvalidInput(f"subPath is within one member; add member, one of {names}")
+            there = ", ".join(m.name for m in self.members)
+            raise InvalidInput(f"subPath is within one member; add member, one of {there}")
 
 
 class Mounter:
@@ -105,15 +103,15 @@ class Mounter:
             return False
         name = mount_name(volume_id, target)
         record = self.find(volume_id, target)
-        entries = list(_below(target, mount_table()))
-        if not _is_ours(name, record, target, entries):
+        entries = list(mount_table(below=target))
+        if not is_ours(name, record, target, entries):
             self._refuse_foreign(target, entries)
         if record is not None and record.fingerprint != fingerprint:
             raise AlreadyExists(
                 f"volume {volume_id} is at {printable(target)} with other attributes; unpublish it"
                 " first"
             )
-        if record is not None and not _is_complete(record, entries):
+        if record is not None and not is_complete(record, entries):
             self._take_down(name, target, record, entries)
             return False
         return True
@@ -133,7 +131,7 @@ class Mounter:
             self._mount_all(record, plan)
             self._check(record, plan)
         except BaseException:
-            self._take_down(name, plan.target, record, list(_below(plan.target, mount_table())))
+            self._take_down(name, plan.target, record, list(mount_table(below=plan.target)))
             raise
         return record
 
@@ -141,9 +139,9 @@ class Mounter:
         """Undo it, as far as there is anything. Raises Unmet if someone else mounted there."""
         name = mount_name(volume_id, target)
         record = self.find(volume_id, target)
-        entries = list(_below(target, mount_table()))
+        entries = list(mount_table(below=target))
         at_target = [entry for entry in entries if entry.directory == target]
-        if at_target and not _is_ours(name, record, target, entries):
+        if at_target and not is_ours(name, record, target, entries):
             self._refuse_foreign(target, entries)
         self._take_down(name, target, record, entries)
 
@@ -151,6 +149,7 @@ class Mounter:
         """Take down what calls that were killed left behind; returns a line for each."""
         told: list[str] = []
         table = list(mount_table())
+        self.records.sweep()
         for name in list(self.records.names()):
             try:
                 record = self.records.read(name)
@@ -160,8 +159,9 @@ class Mounter:
                 continue
             if record is None:
                 continue
-            entries = list(_below(record.target, table))
-            if _is_complete(record, entries):
+            self._sweep_pins(record)
+            entries = list(below_target(record.target, table))
+            if is_complete(record, entries):
                 continue
             try:
                 self._take_down(name, record.target, record, entries)
@@ -170,7 +170,7 @@ class Mounter:
                 told.append(f"volume {name} can't be taken down: {error}")
         named = set(self.records.names())
         for name in self.records.part_names():
-            if name not in named and not any(_names(entry, name) for entry in table):
+            if name not in named and not any(names(entry, name) for entry in table):
                 shutil.rmtree(self.records.parts(name), ignore_errors=True)
         return told
 
@@ -277,12 +277,12 @@ class Mounter:
         entries: Sequence[MountEntry],
     ) -> None:
         """Unmount, unpin and remove all of a publication, then its record."""
-        ours = [entry for entry in entries if _names(entry, name) or _is_bind(entry, record)]
+        ours = [entry for entry in entries if names(entry, name) or is_bind(entry, record)]
         for entry in reversed(ours):
             _unmount(entry.directory)
         pins = {(m.name, m.tree) for m in record.mounts} if record is not None else set()
         for entry in ours:
-            if _names(entry, name):
+            if names(entry, name):
                 _, _, volume, tree = entry.source.split(":", 3)
                 pins.add((volume, tree))
         self._unpin(pins, record.domain if record is not None else None)
@@ -301,50 +301,25 @@ class Mounter:
                 assert tree is not None
                 remove_pin(paths, tree, MOUNT_PIN + volume)
 
+    def _sweep_pins(self, record: PublicationRecord) -> None:
+        """Remove pins of a publication that were only half written."""
+        paths = DomainPaths(self._cache.path, record.domain)
+        for mount in record.mounts:
+            tree = digest_named(mount.tree)
+            if tree is None:
+                continue
+            folder, name = paths.pins(tree), f"-{MOUNT_PIN}{mount.name}"[:101]
+            with contextlib.suppress(FileNotFoundError):
+                for found in os.listdir(folder):
+                    if found.startswith(TEMPORARY) and found.endswith(name):
+                        remove_file(os.path.join(folder, found))
+
     def _refuse_foreign(self, target: str, entries: Sequence[MountEntry]) -> None:
         source = next((e.source for e in reversed(entries) if e.directory == target), "unknown")
         raise Unmet(
             f"target {printable(target)} is mounted already, by someone else"
             f" ({printable(source)}); unmount it"
         )
-
-
-def _below(target: str, table: Iterable[MountEntry]) -> Iterable[MountEntry]:
-    """Mounts at or below a target, in the order of the mount table."""
-    inside = target + "/"
-    return (e for e in table if e.directory == target or e.directory.startswith(inside))
-
-
-def _names(entry: MountEntry, name: str) -> bool:
-    """Whether a mount's source says that it belongs to the publication `name`."""
-    parts = entry.source.split(":")
-    if entry.filesystem != "overlay" or len(parts) != 4 or ":".join(parts[:2]) != SOURCE:
-        return False
-    return parts[2] == name or parts[2].startswith(f"{name}.m")
-
-
-def _is_bind(entry: MountEntry, record: PublicationRecord | None) -> bool:
-    """Whether a mount is one of the bind mounts of a record."""
-    if record is None or record.mode is not MountMode.BIND or entry.filesystem == "overlay":
-        return False
-    for mount in record.mounts:
-        if record.directory(mount) == entry.directory:
-            part = f"/trees/{mount.tree}" if mount.tree != NO_TREE else f"/parts/{record.name}/"
-            return part in entry.root
-    return False
-
-
-def _is_ours(
-    name: str, record: PublicationRecord | None, target: str, entries: Sequence[MountEntry]
-) -> bool:
-    """Whether the uppermost mount at the target itself is this publication's."""
-    upper = [entry for entry in entries if entry.directory == target][-1:]
-    return any(_names(entry, name) or _is_bind(entry, record) for entry in upper)
-
-
-def _is_complete(record: PublicationRecord, entries: Sequence[MountEntry]) -> bool:
-    there = {e.directory for e in entries if _names(e, record.name) or _is_bind(e, record)}
-    return all(record.directory(mount) in there for mount in record.mounts)
 
 
 def _beneath(folder: str, sub_path: str) -> str:

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from csi.attributes import read_attributes
 from csi.config import CsiConfig
 from csi.errors import AlreadyExists, OutOfRange, Unmet
 from csi.images import data_bytes
-from csi.requests import CreateRequest, read_attributes
+from csi.requests import CreateRequest
 from csi.stores import Stores
 from imgfmt.digest import Digest, digest_of
 from imgfmt.errors import Conflict, ImageError, InvalidInput, NotFound

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from csi.config import MountMode
 from imgfmt.digest import digest_of
 from imgfmt.errors import CorruptData
-from transfer.cache.durable import read_file, remove_file, replace_file
+from transfer.cache.durable import TEMPORARY, read_file, remove_file, replace_file
 
 VERSION = 1
 
@@ -120,6 +120,14 @@ class Records:
         for found in sorted(os.listdir(os.path.join(self.folder, "volumes"))):
             if found.endswith(".json") and not found.startswith("."):
                 yield found.removesuffix(".json")
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed left half written. Nobody may be writing."""
+        for name in ("volumes", "known"):
+            folder = os.path.join(self.folder, name)
+            for found in os.listdir(folder):
+                if found.startswith(TEMPORARY):
+                    remove_file(os.path.join(folder, found))
 
     def part_names(self) -> list[str]:
         """Names of the publications that have a folder of parts."""

@@ -5,31 +5,23 @@ All strings are hostile: attributes of inline volumes come from whoever may crea
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import TypeVar
 
-from csi.config import MountMode
+from csi.attributes import VolumeAttributes, read_attributes
+from csi.checks import MAX_NAME_BYTES, checked_id, checked_path, checked_text
 from csi.errors import Unauthenticated
 from csi.proto import csi_pb2 as pb
 from imgfmt.digest import digest_of
 from imgfmt.errors import InvalidInput
-from imgfmt.reference import ImageRef, check_name, parse_reference
 from transfer.oserrors import printable
 from transfer.store.s3.config import Credentials
 
-MAX_ID_BYTES = 128
-MAX_NAME_BYTES = 128
-MAX_PATH_BYTES = 4095
 MAX_MAP_BYTES = 4096
-MAX_UID = 2**32 - 2
 
 _POD_PREFIX = "csi.storage.k8s.io/"
 _PROVISIONER = "storage.kubernetes.io/csiProvisionerIdentity"
-_OCTAL = re.compile(r"0?[0-7]{3}")
 _CONTEXT = re.compile(
     r'(context|rootcontext|fscontext|defcontext)=(?:"([^"\\]{1,256})"|([^",\\]{1,256}))'
 )
@@ -42,45 +34,6 @@ _SECRET_KEYS = {
     "AWS_SECRET_ACCESS_KEY": "secret_access_key",
     "AWS_SESSION_TOKEN": "session_token",
 }
-
-Choice = TypeVar("Choice", bound=StrEnum)
-T = TypeVar("T")
-
-
-class PullPolicy(StrEnum):
-    """When the store is asked what a reference means: if the node does not know, or each time."""
-
-    IF_NOT_PRESENT = "IfNotPresent"
-    ALWAYS = "Always"
-
-
-class OnMismatch(StrEnum):
-    """What is done with an image whose rules refuse this node."""
-
-    FAIL = "fail"
-    EMPTY = "empty"
-    MOUNT = "mount"
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeAttributes:
-    """What a volume shows of an image. `uid`, `gid` and `mode` replace those of all its files."""
-
-    image: ImageRef
-    store: str | None = None
-    member: str | None = None
-    sub_path: str = ""
-    pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
-    on_mismatch: OnMismatch = OnMismatch.FAIL
-    uid: int | None = None
-    gid: int | None = None
-    mode: int | None = None
-    mount_mode: MountMode | None = None
-
-    @property
-    def changes_owner(self) -> bool:
-        """Whether files are to look other than they are in the image."""
-        return (self.uid, self.gid, self.mode) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,38 +157,6 @@ def split_context(context: Mapping[str, str]) -> tuple[Pod, dict[str, str]]:
     return pod, left
 
 
-def read_attributes(given: Mapping[str, str], *, inline: bool) -> VolumeAttributes:
-    """Read volume attributes, or the parameters of a StorageClass. Raises InvalidInput."""
-    left = dict(given)
-    text = left.pop("image", "")
-    if not text:
-        raise InvalidInput("the volume attribute image is missing; it names the image to mount")
-    image = _named("image", lambda: parse_reference(checked_text(text, "image", 512)))
-    if image.name is not None and image.name.startswith("_") and inline:
-        raise InvalidInput(f"image {image}: names that begin with _ are not for Pods")
-    found = VolumeAttributes(
-        image=image,
-        store=_optional(left, "store"),
-        member=_optional(left, "member"),
-        sub_path=_sub_path(left.pop("subPath", "")),
-        pull_policy=_one_of(left, "pullPolicy", PullPolicy, _default_policy(image)),
-        on_mismatch=_one_of(left, "onMismatch", OnMismatch, OnMismatch.FAIL),
-        uid=_number(left, "uid"),
-        gid=_number(left, "gid"),
-        mode=_mode(left.pop("mode", None)),
-        mount_mode=None if inline else _mount_mode(left),
-    )
-    if (view := left.pop("view", "image")) != "image":
-        raise InvalidInput(f"view: {view[:80]!r} is not known here, only 'image'")
-    for key in left:
-        advice = "; it is for persistent volumes" if key == "mountMode" else ""
-        raise InvalidInput(f"{key[:80]!r} is not a volume attribute that is known here{advice}")
-    if found.member is not None:
-        member = found.member
-        _named("member", lambda: check_name(member))
-    return found
-
-
 def read_credentials(secrets: Mapping[str, str]) -> Credentials | None:
     """Read the keys of a Secret; None if there is none. Raises Unauthenticated, which quotes none.
 
@@ -301,97 +222,9 @@ def mount_options(flags: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield found[1], found[2] or found[3]
 
 
-def checked_id(volume_id: str) -> str:
-    """A volume's id. Raises InvalidInput."""
-    checked_text(volume_id, "volume_id", MAX_ID_BYTES)
-    if ".." in volume_id.split("/") or volume_id.startswith("/"):
-        raise InvalidInput(f"volume_id {volume_id!r} is a path that leads elsewhere")
-    return volume_id
-
-
-def checked_text(text: str, what: str, limit_bytes: int) -> str:
-    """A string of one printable line. Raises InvalidInput."""
-    if not text:
-        raise InvalidInput(f"{what} is missing")
-    if len(text.encode()) > limit_bytes:
-        raise InvalidInput(f"{what} has more than {limit_bytes} bytes")
-    if not text.isprintable():
-        raise InvalidInput(f"{what} {printable(text[:80])!r} has characters that can't be printed")
-    return text
-
-
-def checked_path(path: str, what: str) -> str:
-    """An absolute path without detours; blanks are allowed. Raises InvalidInput."""
-    checked_text(path, what, MAX_PATH_BYTES)
-    if not path.startswith("/") or os.path.normpath(path) != path or path.startswith("//"):
-        raise InvalidInput(f"{what} {path[:200]!r} is not an absolute path in its shortest form")
-    return path
-
-
 def _check_map(found: Mapping[str, str], what: str) -> None:
     if sum(len(k.encode()) + len(v.encode()) for k, v in found.items()) > MAX_MAP_BYTES:
         raise InvalidInput(f"{what} has more than {MAX_MAP_BYTES} bytes")
     for key, value in found.items():
         if not key.isprintable() or not value.isprintable():
             raise InvalidInput(f"{what} has characters that can't be printed in {printable(key)!r}")
-
-
-def _named(key: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except InvalidInput as error:
-        raise InvalidInput(f"{key}: {error}") from None
-
-
-def _default_policy(image: ImageRef) -> PullPolicy:
-    """As for container images: what may move is asked for each time."""
-    moves = not image.by_digest and image.effective_tag == "latest"
-    return PullPolicy.ALWAYS if moves else PullPolicy.IF_NOT_PRESENT
-
-
-def _optional(left: dict[str, str], key: str) -> str | None:
-    value = left.pop(key, None)
-    return None if value is None else checked_text(value, key, 512)
-
-
-def _one_of(left: dict[str, str], key: str, kind: type[Choice], default: Choice) -> Choice:
-    value = left.pop(key, None)
-    if value is None:
-        return default
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(str(item) for item in kind)
-        raise InvalidInput(f"{key}: {value[:80]!r} is not one of {allowed}") from None
-
-
-def _mount_mode(left: dict[str, str]) -> MountMode | None:
-    if "mountMode" not in left:
-        return None
-    return _one_of(left, "mountMode", MountMode, MountMode.OVERLAY)
-
-
-def _number(left: dict[str, str], key: str) -> int | None:
-    value = left.pop(key, None)
-    if value is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,10}", value) or int(value) > MAX_UID:
-        raise InvalidInput(f"{key}: {value[:80]!r} is not a number from 0 to {MAX_UID}")
-    return int(value)
-
-
-def _mode(value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not _OCTAL.fullmatch(value):
-        raise InvalidInput(f"mode: {value[:80]!r} is not three octal digits, such as 0444")
-    return int(value, 8)
-
-
-def _sub_path(value: str) -> str:
-    if not value:
-        return ""
-    checked_text(value, "subPath", MAX_PATH_BYTES)
-    if value.startswith("/") or {"", ".", ".."} & set(value.split("/")):
-        raise InvalidInput(f"subPath: {value[:200]!r} is not a relative path in its shortest form")
-    return value

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import grpc.aio
 
@@ -26,6 +27,7 @@ from csi.events import Events, NoEvents
 from csi.fetches import Fetches
 from csi.http import Page, serving
 from csi.interceptor import Calls
+from csi.kubernetes import Api, PodEvents, helping, remove_taint
 from csi.metrics import Metrics
 from csi.mounting import Mounter
 from csi.names import VolumeNames
@@ -108,7 +110,7 @@ async def serve(
     service: Service = Service.ALL,
     node_name: str | None = None,
     judge: Judge | None = None,
-    events: Events | None = None,
+    api: Api | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until cancelled.
 
@@ -116,8 +118,10 @@ async def serve(
     """
     logs.start(config.log_level)
     async with AsyncExitStack() as stack:
-        driver = _Driver(config, version, service, node_name or config.node_name)
-        await driver.open(stack, judge, events or NoEvents())
+        node = node_name or config.node_name or ""
+        events = await _help(stack, config, service, node, api)
+        driver = _Driver(config, version, service, node)
+        await driver.open(stack, judge, events)
         endpoint.prepare()
         server = driver.server
         before = os.umask(0o177)
@@ -136,12 +140,30 @@ async def serve(
     _log.info("ended; what is mounted stays")
 
 
+async def _help(
+    stack: AsyncExitStack, config: CsiConfig, service: Service, node: str, api: Api | None
+) -> Events:
+    """Begin what the Kubernetes API is wanted for; returns who takes events."""
+    wanted = config.kubernetes
+    if service is Service.CONTROLLER or not (wanted.events or wanted.remove_taint):
+        return NoEvents()
+    api = api or Api.in_cluster()
+    work: list[Callable[[], Any]] = []
+    events: Events = NoEvents()
+    if wanted.events:
+        written = PodEvents(api, config.driver_name, node)
+        work.append(written.run)
+        events = written
+    if (taint := wanted.remove_taint) is not None:
+        work.append(lambda: remove_taint(api, taint, config.driver_name, node))
+    await stack.enter_async_context(helping(*work))
+    return events
+
+
 class _Driver:
     """All parts of one driver."""
 
-    def __init__(
-        self, config: CsiConfig, version: str, service: Service, node_name: str | None
-    ) -> None:
+    def __init__(self, config: CsiConfig, version: str, service: Service, node_name: str) -> None:
         self._config = config
         self._version = version
         self._service = service

@@ -9,14 +9,9 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import BoolValue
 
+from csi.checks import MAX_PATH_BYTES, checked_id, checked_text
 from csi.proto import csi_pb2 as pb
-from csi.requests import (
-    MAX_PATH_BYTES,
-    checked_id,
-    checked_text,
-    publish_request,
-    unpublish_request,
-)
+from csi.requests import publish_request, unpublish_request
 from csi.volumes import VolumeService
 from imgfmt.errors import StoreUnavailable
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import stat
 import struct
@@ -93,9 +94,15 @@ class KubeletFolder:
         return best is not None and best.shared
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """Loaded once: each loading makes new classes."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def look(path: str) -> TargetState:
     """What is at `path`, without waiting for a filesystem that may be dead."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if libc.statx(_AT_FDCWD, os.fsencode(path), _FLAGS, _MASK, found) != 0:
         code = ctypes.get_errno()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from csi.attributes import OnMismatch
 from csi.compat import Judge, Mismatch
 from csi.config import CsiConfig, MountMode
 from csi.errors import InProgress, Unmet
@@ -25,7 +26,7 @@ from csi.images import Found, Images
 from csi.metrics import Metrics
 from csi.mounting import Mounter, Plan
 from csi.ownership import Owner
-from csi.requests import OnMismatch, PublishRequest, UnpublishRequest
+from csi.requests import PublishRequest, UnpublishRequest
 from csi.stores import StoreAddress, Stores
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, InvalidInput, NotFound, StoreUnavailable
@@ -101,6 +102,8 @@ class VolumeService:
                 return
             try:
                 await self._publish(request, target, until_s)
+            except InProgress:
+                raise
             except ImageError as error:
                 self._events.warning(request.pod, "FailedMountSnapshot", str(error))
                 raise

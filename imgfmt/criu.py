@@ -28,13 +28,13 @@ LOG_FILE = "dump.log"
 IMAGE_VERSION = 2
 """Of images whose pages are stored as they are; 3 came with compression."""
 
+_PLUGIN_FIELD = 12
 _U32 = struct.Struct("<I")
 _ADDRESS_END = 1 << 64
 _PAGE_SIZES = (PAGE_BYTES, 16384, 65536)
 _PAGEMAP_NAME = re.compile(r"pagemap-(shmem-)?[0-9]+\.img")
 _PAGES_NAME = re.compile(r"pages-[0-9]+\.img")
 _LOG_VERSION = re.compile(rb"Version: ([0-9A-Za-z][!-'*-~]{0,63}) \(gitid ")
-_CPU_VENDORS = {0: "unknown", 1: "intel", 2: "amd"}
 _BLOCK_FIELDS = (6, 7, 8)
 """Of a pagemap entry, for compressed pages: a message in 6, or plain numbers in early versions."""
 
@@ -53,6 +53,7 @@ class Magic(IntEnum):
     """The numbers that open an image file."""
 
     COMMON = 0x54564319
+    CORE = 0x55053847
     INVENTORY = 0x58313116
     PSTREE = 0x50273030
     PAGEMAP = 0x56084025
@@ -70,11 +71,15 @@ class PageFlags(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`inventory.img`. `run_id` names the run of CRIU that wrote the dump; empty if not told."""
+    """`inventory.img`. `run_id` names the run of CRIU that wrote the dump; empty if not told.
+
+    `plugins` are those of CRIU that were at work, such as "cuda_plugin".
+    """
 
     image_version: int = IMAGE_VERSION
     run_id: str = ""
     compressed: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ def is_pages_file(name: str) -> bool:
 
 
 def is_summary_file(name: str) -> bool:
-    """Whether `summarise` or `facts_of` use the content of a file of this name."""
+    """Whether `summarise` or `criu_facts.facts_of` use the content of a file of this name."""
     known = name in (INVENTORY_FILE, PSTREE_FILE, CPUINFO_FILE, LOG_FILE)
     return known or _PAGEMAP_NAME.fullmatch(name) is not None
 
@@ -190,7 +195,7 @@ def summarise(
     `pages_file_bytes` are the sizes of its pages files, by name; of `dump.log` the beginning is
     enough. Raises InvalidImage if a file is not what its name says or there is no inventory.
     """
-    inventory = _inventory_in(small_files)
+    inventory = inventory_in(small_files)
     pagemaps = [
         decode_pagemap(raw, name)
         for name, raw in sorted(small_files.items())
@@ -219,34 +224,23 @@ def summarise(
     )
 
 
-def facts_of(summary: CriuSummary, small_files: Mapping[str, Octets]) -> dict[str, str]:
-    """Provenance: fact to value, of the dump that `summarise` made `summary` of.
-
-    What its files don't tell is left out. Raises InvalidImage as `summarise` does.
-    """
-    inventory = _inventory_in(small_files)
-    facts = {"criu.image_version": str(inventory.image_version)}
-    if summary.criu_version is not None:
-        facts["criu.version"] = summary.criu_version
-    if CPUINFO_FILE in small_files:
-        facts |= _cpu_facts(small_files[CPUINFO_FILE])
-    return facts
-
-
 def decode_inventory(raw: Octets) -> Inventory:
     """Read `inventory.img`. Raises InvalidImage."""
-    with _reading(INVENTORY_FILE):
-        message = _first(_messages(raw, Magic.INVENTORY))
+    with reading(INVENTORY_FILE):
+        message = first(records(raw, Magic.INVENTORY))
         version = message.integer(1)
         compressed = version > IMAGE_VERSION or message.integer(15, 0) > 0
-        return Inventory(version, message.text(13), compressed)
+        return Inventory(version, message.text(13), compressed, _plugins(message.octets(12)))
 
 
 def encode_inventory(inventory: Inventory) -> bytes:
     """The smallest `inventory.img` that says the same. Raises InvalidInput if compressed."""
     if inventory.compressed:
         raise InvalidInput("a dump of compressed pages can't be written")
+    plugins = b"".join(put_bytes(_PLUGIN_FIELD, name.encode()) for name in inventory.plugins)
     message = put_number(1, inventory.image_version)
+    if plugins:
+        message += put_bytes(12, plugins)
     if inventory.run_id:
         text = inventory.run_id.encode()
         message += put_bytes(13, text)
@@ -255,7 +249,7 @@ def encode_inventory(inventory: Inventory) -> bytes:
 
 def decode_pstree(raw: Octets) -> tuple[Process, ...]:
     """Read `pstree.img`. Raises InvalidImage."""
-    with _reading(PSTREE_FILE):
+    with reading(PSTREE_FILE):
         return tuple(
             Process(
                 pid=message.integer(1),
@@ -264,7 +258,7 @@ def decode_pstree(raw: Octets) -> tuple[Process, ...]:
                 sid=message.integer(4),
                 threads=message.integers(5),
             )
-            for message in _messages(raw, Magic.COMMON, Magic.PSTREE)
+            for message in records(raw, Magic.COMMON, Magic.PSTREE)
         )
 
 
@@ -284,9 +278,9 @@ def encode_pstree(processes: Iterable[Process]) -> bytes:
 
 def decode_pagemap(raw: Octets, what: str) -> Pagemap:
     """Read one `pagemap-*.img`. Raises InvalidImage, naming `what`."""
-    with _reading(what):
-        messages = _messages(raw, Magic.COMMON, Magic.PAGEMAP)
-        head = _first(messages)
+    with reading(what):
+        messages = records(raw, Magic.COMMON, Magic.PAGEMAP)
+        head = first(messages)
         return Pagemap(head.integer(1), tuple(_pagemap_entry(message) for message in messages))
 
 
@@ -307,6 +301,13 @@ def encode_pagemap(pagemap: Pagemap) -> bytes:
     return _image([put_number(1, pagemap.pages_id), *messages], Magic.COMMON, Magic.PAGEMAP)
 
 
+def _plugins(raw: memoryview) -> tuple[str, ...]:
+    """The names in the only field of a message; none where it is empty, as without plugins."""
+    message = Message.parse(raw)
+    names = (text for number in message.values for text in message.texts(number))
+    return tuple(sorted(set(names)))
+
+
 def _pagemap_entry(message: Message) -> PagemapEntry:
     # Before 4.2 the count of pages was in field 2 and field 5 did not exist; since then field 2
     # is written as 0. Before `flags`, what was not in the parent was present.
@@ -320,7 +321,7 @@ def _pagemap_entry(message: Message) -> PagemapEntry:
     return PagemapEntry(message.integer(1), n_pages, flags, compressed)
 
 
-def _inventory_in(small_files: Mapping[str, Octets]) -> Inventory:
+def inventory_in(small_files: Mapping[str, Octets]) -> Inventory:
     if INVENTORY_FILE not in small_files:
         raise InvalidImage(f"there is no {INVENTORY_FILE}: not a CRIU dump")
     return decode_inventory(small_files[INVENTORY_FILE])
@@ -339,30 +340,15 @@ def _size_warnings(pagemaps: Iterable[Pagemap], sizes_bytes: Mapping[str, int]) 
     ]
 
 
-def _cpu_facts(raw: Octets) -> dict[str, str]:
-    with _reading(CPUINFO_FILE):
-        machine = _first(_messages(raw, Magic.COMMON, Magic.CPUINFO))
-        if not machine.values.get(1):
-            return {}  # not x86: only feature bits, which name no CPU
-        cpu = Message.parse(machine.octets(1))
-        facts = {
-            "cpu.vendor": _CPU_VENDORS.get(cpu.integer(1), "unknown"),
-            "cpu.family": str(cpu.integer(2)),
-            "cpu.model": str(cpu.integer(3)),
-            "cpu.stepping": str(cpu.integer(4)),
-        }
-        return facts | ({"cpu.model_name": cpu.text(7)} if cpu.text(7) else {})
-
-
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
     try:
         yield
     except InvalidImage as error:
         raise InvalidImage(f"{what}: {error}") from None
 
 
-def _messages(raw: Octets, *magics: Magic) -> Iterator[Message]:
+def records(raw: Octets, *magics: Magic) -> Iterator[Message]:
     """The records of an image file that opens with `magics`. Copies nothing."""
     view = memoryview(raw)
     at = len(magics) * _U32.size
@@ -379,7 +365,7 @@ def _messages(raw: Octets, *magics: Magic) -> Iterator[Message]:
         at += size_bytes
 
 
-def _first(messages: Iterator[Message]) -> Message:
+def first(messages: Iterator[Message]) -> Message:
     message = next(messages, None)
     if message is None:
         raise InvalidImage("has no records")

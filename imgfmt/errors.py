@@ -21,6 +21,7 @@ class ErrorKind(StrEnum):
     OUT_OF_RESOURCES = "out-of-resources"
     DENIED = "denied"
     INTERNAL = "internal"
+    MISMATCH = "mismatch"
 
 
 class ImageError(Exception):
@@ -57,6 +58,12 @@ class InvalidInput(ImageError):
     """The caller asked for something that makes no sense or can't be stored."""
 
     kind = ErrorKind.INVALID_INPUT
+
+
+class DoesNotFit(InvalidInput):
+    """An image is not for this machine: a rule of it is not met here."""
+
+    kind = ErrorKind.MISMATCH
 
 
 class Conflict(ImageError):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from imgfmt.digest import DIGEST_BYTES, Digest, Octets
-from imgfmt.errors import InvalidImage, InvalidInput, NotFound
+from imgfmt.errors import InvalidImage, InvalidInput
 from imgfmt.reference import check_name
-from imgfmt.rules import MAX_RULES, decode_rules, encode_rules, failing
+from imgfmt.rules import MAX_RULES, decode_rules, encode_rules
 from imgfmt.rules import Rule as Rule
 from imgfmt.wire import Fields, decode_record, encode_record
 
@@ -20,8 +20,6 @@ MAX_PATH_BYTES = 4095
 
 Pairs = tuple[tuple[str, str], ...]
 """A small map that can't change, ascending by key; `dict(pairs)` gives the map."""
-
-_SHOWN_VARIANTS = 8
 
 Item = TypeVar("Item", str, Rule)
 
@@ -115,31 +113,6 @@ class Variants:
             for variant in self.images
         ]
         return encode_record("variants", {"images": images})
-
-
-def choose(variants: Variants, images: Mapping[Digest, Image], facts: Mapping[str, str]) -> Digest:
-    """The first image whose own rules and whose variant's rules all hold.
-
-    An image is looked up only if its variant's rules hold; raises NotFound if it is not in
-    `images`. Raises InvalidInput naming a rule of each image if none fits.
-    """
-    reasons = []
-    for variant in variants.images:
-        failed = failing(variant.when, facts)
-        if not failed:
-            if variant.digest not in images:
-                raise NotFound(f"image {variant.digest}, which variants name, is not there")
-            failed = failing(images[variant.digest].compat, facts)
-        if not failed:
-            return variant.digest
-        rule = failed[0]
-        reasons.append(
-            f"{variant.digest.short} wants {rule.fact} {rule.op} {rule.value!r},"
-            f" here it is {facts[rule.fact]!r}"
-        )
-    more = len(reasons) - _SHOWN_VARIANTS
-    told = "; ".join(reasons[:_SHOWN_VARIANTS]) + (f"; and {more} more" if more > 0 else "")
-    raise InvalidInput(f"none of the variants fits this machine: {told}")
 
 
 def decode_image(raw: Octets, what: str) -> Image:

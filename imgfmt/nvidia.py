@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from imgfmt.errors import InvalidImage
+from imgfmt.facts import joined
 
 MANIFEST_FILE = "manifest.yaml"
 
 _MAX_TEXT_CHARACTERS = 1024
+_MAX_GPUS = 1024
+_MAX_LIST_CHARACTERS = 16 << 10
 _SIMPLE_FACTS = {
     "cpu.arch": ("host", "cpuArch"),
     "kernel.release": ("host", "kernelVersion"),
@@ -45,7 +48,9 @@ def facts_of_manifest(manifest: Mapping[str, object]) -> dict[str, str]:
     for fact, key in (("gpu.products", "productName"), ("gpu.mig_profiles", "migProfile")):
         texts = [text for gpu in gpus if (text := _text(gpu, key)) is not None]
         if texts and len(texts) == n_gpus:
-            facts[fact] = ",".join(sorted(texts))
+            facts[fact] = joined(texts)
+            if len(facts[fact]) > _MAX_LIST_CHARACTERS:
+                raise InvalidImage(f"{MANIFEST_FILE}: the {key} of all GPUs are too long")
     return facts
 
 
@@ -64,6 +69,8 @@ def _items(section: Mapping[str, object], key: str) -> list[object]:
         return []
     if not isinstance(found, list):
         raise InvalidImage(f"{MANIFEST_FILE}: {key} is not a list")
+    if len(found) > _MAX_GPUS:
+        raise InvalidImage(f"{MANIFEST_FILE}: {key} has more than {_MAX_GPUS} items")
     return found
 
 
@@ -71,8 +78,8 @@ def _text(section: Mapping[str, object], key: str) -> str | None:
     found = section.get(key)
     if found is None or found == "":
         return None
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)  # what YAML makes of an unquoted `4`
+    if isinstance(found, int) and not isinstance(found, bool) and found.bit_length() < 64:
+        found = str(found)  # what YAML may make of an unquoted `4`
     if not isinstance(found, str):
         raise InvalidImage(f"{MANIFEST_FILE}: {key} is not text: put it in quotes")
     if len(found) > _MAX_TEXT_CHARACTERS or not found.isprintable():

@@ -68,14 +68,21 @@ class Message:
 
     def text(self, number: int) -> str:
         """The value of a text field, empty if there is none."""
-        raw = self.octets(number)
-        try:
-            text = bytes(raw[: MAX_TEXT_BYTES + 1]).decode()
-        except UnicodeDecodeError:
-            text = "\0"
-        if len(raw) > MAX_TEXT_BYTES or not text.isprintable():
-            raise InvalidImage(f"protobuf field {number} is no text of {MAX_TEXT_BYTES} bytes")
-        return text
+        return _text(self.octets(number), number)
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        """All values of a repeated text field."""
+        return tuple(_text(value, number) for value in self.values.get(number, []))
+
+
+def _text(raw: int | memoryview, number: int) -> str:
+    try:
+        text = "\0" if isinstance(raw, int) else bytes(raw[: MAX_TEXT_BYTES + 1]).decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if isinstance(raw, int) or len(raw) > MAX_TEXT_BYTES or not text.isprintable():
+        raise InvalidImage(f"protobuf field {number} is no text of {MAX_TEXT_BYTES} bytes")
+    return text
 
 
 def _take_value(raw: memoryview, at: int, wire: int) -> tuple[int | memoryview, int]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from imgfmt.errors import InvalidInput
+from imgfmt.facts import canonical, magnitude, words
 from imgfmt.wire import Fields, Value
 
 MAX_RULES = 256
@@ -33,7 +34,8 @@ class Rule:
     """What an image asks of a machine.
 
     `equal`: the fact is `value`. `at-least`: the fact, dotted numbers, is `value` or more, part by
-    part, missing parts being 0. `subset`: every comma-separated word of `value` is one of the fact.
+    part, missing parts being 0. `subset`: every comma-separated word of `value` is one of the fact,
+    as often. Spellings of the same thing are the same (`imgfmt.facts`).
     """
 
     fact: str
@@ -58,19 +60,24 @@ class Rule:
         return cls(found[1], _SIGNS[found[2]], found[3])
 
     def holds(self, facts: Mapping[str, str]) -> bool:
-        """Whether the machine with these facts is fit. An unknown fact is no obstacle."""
-        fact = facts.get(self.fact)
-        if fact is None:
-            return True
-        match self.op:
-            case Op.EQUAL:
-                return fact == self.value
-            case Op.AT_LEAST:
-                return bool(_NUMBERS.fullmatch(fact)) and _numbers(fact) >= _numbers(self.value)
-            case Op.SUBSET:
-                return _words(self.value) <= _words(fact)
-            case _:
-                assert_never(self.op)
+        """Whether the machine with these facts is fit. What is not known is no obstacle."""
+        found = facts.get(self.fact)
+        return found is None or meets(self.op, self.fact, self.value, found) is not False
+
+
+def meets(op: Op, fact: str, wanted: str, found: str) -> bool | None:
+    """Whether a fact that is `found` is as `wanted`; None if the two can't be compared."""
+    match op:
+        case Op.EQUAL:
+            forms = canonical(fact, wanted), canonical(fact, found)
+            return None if None in forms else forms[0] == forms[1]
+        case Op.AT_LEAST:
+            least, amount = magnitude(fact, wanted), magnitude(fact, found)
+            return None if least is None or amount is None else amount >= least
+        case Op.SUBSET:
+            return words(fact, wanted) <= words(fact, found)
+        case _:
+            assert_never(op)
 
 
 def failing(rules: Iterable[Rule], facts: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -95,15 +102,3 @@ def _rule(item: Value, fields: Fields) -> Rule:
     if op not in list(Op):
         fields.fail(f"a rule compares by {op[:40]!r}, which is not known")
     return Rule(fact, Op(op), value)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The parts of dotted numbers, without zeros at the end, so that 1 is as much as 1.0."""
-    parts = [int(part) for part in text.split(".")]
-    while parts and not parts[-1]:
-        parts.pop()
-    return tuple(parts)
-
-
-def _words(text: str) -> set[str]:
-    return {word.strip() for word in text.split(",")} - {""}

@@ -30,7 +30,8 @@ class LoadReport:
     `n_bytes` went to devices, `read_bytes` were read, `direct_bytes` of them past the page cache,
     `gpudirect_bytes` by the device itself;
     `cpu_checked_bytes` and `device_checked_bytes` were compared with digests. `stages` are seconds
-    that `n_threads` threads together spent on each; `seconds` are by phase and "total".
+    that `n_threads` threads together spent on each; `seconds` are by phase and "total". `warnings`
+    are about an image that is not for this machine.
     """
 
     tensors: int
@@ -45,6 +46,7 @@ class LoadReport:
     pinned_bytes: int
     stages: StageTimes
     seconds: Mapping[str, float]
+    warnings: tuple[str, ...] = ()
 
 
 class LoadJob:

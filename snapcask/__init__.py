@@ -21,10 +21,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from imgfmt.compat import Check as Check
+    from imgfmt.compat import Verdict as Verdict
     from imgfmt.digest import Digest as Digest
     from imgfmt.errors import AccessDenied as AccessDenied
     from imgfmt.errors import Conflict as Conflict
     from imgfmt.errors import CorruptData as CorruptData
+    from imgfmt.errors import DoesNotFit as DoesNotFit
     from imgfmt.errors import ErrorKind as ErrorKind
     from imgfmt.errors import ImageError as ImageError
     from imgfmt.errors import Internal as Internal
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from imgfmt.errors import Unsupported as Unsupported
     from imgfmt.store_record import StoreRecord as StoreRecord
     from imgfmt.tree import EntryType as EntryType
+    from restore.compat import CompatReport as CompatReport
     from restore.devices import pinned_pool as pinned_pool
     from restore.driver import DeviceFailed as DeviceFailed
     from restore.load import FileRange as FileRange
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from restore.tensor import Tensor as Tensor
     from snapcask import aio as aio
     from snapcask.api import ImageHandle as ImageHandle
+    from snapcask.api import check as check
     from snapcask.api import init_store as init_store
     from snapcask.api import load as load
     from snapcask.api import load_ranges as load_ranges
@@ -66,13 +71,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # the build reads it from here, so printing it needs no metadata look-up
 
 _ERRORS = (
-    "AccessDenied", "Conflict", "CorruptData", "ErrorKind", "ImageError", "Internal",
+    "AccessDenied", "Conflict", "CorruptData", "DoesNotFit", "ErrorKind", "ImageError", "Internal",
     "InvalidImage", "InvalidInput", "NotFound", "OutOfResources", "StoreUnavailable", "Unsupported",
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "imgfmt.errors"),
-    **dict.fromkeys(("ImageHandle", "init_store", "load", "load_ranges", "load_replicas",
+    **dict.fromkeys(("ImageHandle", "check", "init_store", "load", "load_ranges", "load_replicas",
                      "open_image", "plan_pull", "pull", "push", "verify"), "snapcask.api"),
+    "Check": "imgfmt.compat",
+    "CompatReport": "restore.compat",
     "DeviceFailed": "restore.driver",
     "Digest": "imgfmt.digest",
     "EntryStat": "snapcask.handles",
@@ -88,6 +95,7 @@ _HOMES = {
     "StoreRecord": "imgfmt.store_record",
     "Tensor": "restore.tensor",
     "Tensors": "snapcask.loading",
+    "Verdict": "imgfmt.compat",
     "VerifyReport": "transfer.verify",
     "iter_tensors": "snapcask.streaming",
     "pinned_pool": "restore.devices",
@@ -95,10 +103,13 @@ _HOMES = {
 
 __all__ = [
     "AccessDenied",
+    "Check",
+    "CompatReport",
     "Conflict",
     "CorruptData",
     "DeviceFailed",
     "Digest",
+    "DoesNotFit",
     "EntryStat",
     "EntryType",
     "ErrorKind",
@@ -122,9 +133,11 @@ __all__ = [
     "Tensor",
     "Tensors",
     "Unsupported",
+    "Verdict",
     "VerifyReport",
     "__version__",
     "aio",
+    "check",
     "init_store",
     "iter_tensors",
     "load",

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:  # without loading anything
         print(f"{NAME} {__version__}")
         return 0
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin; none is used
     from snapcask import interrupts
 
     interrupts.install()

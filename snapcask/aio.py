@@ -19,13 +19,16 @@ from typing import Any
 from imgfmt.errors import InvalidInput
 from imgfmt.reference import parse_reference
 from imgfmt.store_record import NewChunks, StoreRecord
+from restore.compat import CompatReport
+from restore.compat import check as check_image
+from restore.host_facts import MachineFacts
+from snapcask.declared import declared_facts, with_declared
 from snapcask.handles import AsyncImageHandle, EntryStat
 from snapcask.loading import Tensors, load, load_ranges, load_replicas
 from snapcask.requests import MemberSource, PathName, push_request
 from snapcask.stores import StoreName, opened, transfer_config
 from transfer.catalog import init_store as init_catalog
 from transfer.progress import Progress, Silent
-from transfer.provenance import host_facts
 from transfer.pull import PullReport
 from transfer.pull import pull as pull_image
 from transfer.pull_plan import PullPlan
@@ -43,6 +46,7 @@ __all__ = [
     "EntryStat",
     "MemberSource",
     "Tensors",
+    "check",
     "init_store",
     "load",
     "load_ranges",
@@ -92,6 +96,10 @@ async def push(
     annotations: Mapping[str, str] | None = None,
     require: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
+    engine: str | None = None,
+    model: str | None = None,
+    engine_flags: str | None = None,
+    container_image: str | None = None,
     record_host: bool = False,
     skip_special: bool = False,
     max_memory_bytes: int | None = None,
@@ -102,12 +110,17 @@ async def push(
     Give either `directory`, which becomes the member `main`, or `members` by name; a plain path
     there is a directory. Without a reference the image has only its digest, and may be collected.
     `require` has rules about the machine that may use the image: "fact=value", "fact>=1.2" or
-    "fact~=a,b". `facts` are recorded of each directory beside those that it tells itself, and
-    with `record_host` those of this machine. Sockets, fifos and devices are refused unless
-    `skip_special`. All buffers together take `max_memory_bytes`. Raises Conflict if a file or the
-    reference changes meanwhile; the next push finds what was stored.
+    "fact~=a,b". `facts` are recorded of each directory beside those that it tells itself, and so
+    are `engine` ("name" or "name:version"), `model`, `engine_flags` (as on a command line) and
+    `container_image` ("name@sha256:..."), and with `record_host` facts of this machine. Sockets,
+    fifos and devices are refused unless `skip_special`. All buffers together take
+    `max_memory_bytes`. Raises Conflict if a file or the reference changes meanwhile; the next push
+    finds what was stored.
     """
     config = transfer_config(max_memory_bytes)
+    declared = declared_facts(
+        engine=engine, model=model, engine_flags=engine_flags, container_image=container_image
+    )
     async with opened(store, write=True) as catalog:
         request, warnings = await push_request(
             catalog,
@@ -116,7 +129,7 @@ async def push(
             members=members or {},
             annotations=annotations or {},
             require=require,
-            facts=facts or {},
+            facts=with_declared(facts or {}, declared),
             record_host=record_host,
             skip_special=skip_special,
         )
@@ -155,7 +168,7 @@ async def pull(
             member=member,
             config=config,
             progress=progress or Silent(),
-            facts={**host_facts(), **(facts or {})},
+            facts=MachineFacts(facts),
             resume=resume,
         )
 
@@ -182,8 +195,29 @@ async def plan_pull(
             os.fspath(directory),
             member=member,
             config=transfer_config(max_memory_bytes),
-            facts={**host_facts(), **(facts or {})},
+            facts=MachineFacts(facts),
             resume=resume,
+        )
+
+
+async def check(
+    reference: str,
+    *,
+    store: StoreName | None,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    override: Sequence[str] = (),
+) -> CompatReport:
+    """Compare an image, or one member of it, with this machine, rule by rule.
+
+    Of variants it says which image a pull takes here. `facts` go before what is found here; a rule
+    named in `override` refuses nothing, nor does what is not known. That it does not fit is in the
+    report, not raised. GPUs are looked at only for rules about them, by a process of its own.
+    """
+    async with opened(store) as catalog:
+        digest = await catalog.resolve(parse_reference(reference))
+        return await check_image(
+            catalog, digest, MachineFacts(facts), member=member, override=override
         )
 
 
@@ -208,7 +242,7 @@ async def open_image(
             await catalog.resolve(parse_reference(reference)),
             member,
             config=config,
-            facts={**host_facts(), **(facts or {})},
+            facts=MachineFacts(facts),
         )
         with reader:
             yield AsyncImageHandle(reader)

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from imgfmt.compat import check_overrides
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, InvalidInput, NotFound, StoreUnavailable
 from imgfmt.reference import ImageRef, parse_reference
+from restore.compat import OnMismatch, enforce, pick_image
+from restore.host_facts import MachineFacts
 from snapcask.stores import opened
+from transfer.cache.disks import NewDisk
 from transfer.cache.domains import credential_scope, domain_of
 from transfer.cache.layout import CacheRoot, DomainPaths
+from transfer.cache.warm import local_image
 from transfer.catalog import Catalog
+from transfer.pull import choose_members
 from transfer.store.url import open_store
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """Which cache, and whether it may fill the root filesystem."""
+    """Which cache, whether it may fill the root filesystem, and disks that are to be added to it.
+
+    `allow_root_disk` lets one of these disks lie on the root filesystem.
+    """
 
     directory: str
     allow_root_filesystem: bool = False
+    disks: tuple[str, ...] = ()
+    allow_root_disk: bool = False
 
     def open(self) -> CacheRoot:
         """The cache, made if it is new."""
-        allow = self.allow_root_filesystem
-        return CacheRoot(self.directory, allow_root_filesystem=allow)
+        return CacheRoot(
+            self.directory,
+            allow_root_filesystem=self.allow_root_filesystem,
+            disks=[NewDisk(path, self.allow_root_disk) for path in self.disks],
+        )
 
 
 @asynccontextmanager
@@ -69,19 +83,45 @@ def _fitting(paths: DomainPaths, reference: ImageRef) -> Sequence[Digest]:
     return [image for image in paths.listed("images") if image.hex.startswith(prefix)]
 
 
-async def locate(cache: CacheRoot, reference: str, store: str | None) -> tuple[DomainPaths, Digest]:
-    """The domain of a store and the image that a reference means there.
+async def locate_fitting(
+    cache: CacheRoot,
+    reference: str,
+    store: str | None,
+    *,
+    member: str | None = None,
+    facts: Mapping[str, str] | None = None,
+    on_mismatch: OnMismatch = OnMismatch.FAIL,
+    override: Sequence[str] = (),
+) -> tuple[DomainPaths, Digest, tuple[str, ...]]:
+    """The domain of a store, the image there that a reference means here, and warnings.
 
-    Where the store does not answer, a digest is looked up in the domain it had. Raises NotFound.
+    The image must be in the cache, and fit this machine or `on_mismatch` say that it need not. Of
+    variants it is the one that a prefetch takes. Where the store does not answer, a digest is
+    looked up in the domain it had. Raises NotFound, DoesNotFit, InvalidInput.
     """
+    here, picked = MachineFacts(facts), None
     parsed = parse_reference(reference)
     try:
         async with opened(store) as catalog:
-            return domain_of(cache, catalog), await catalog.resolve(parsed)
+            paths, digest = domain_of(cache, catalog), await catalog.resolve(parsed)
+            if digest not in paths.listed("images"):  # it may be variants
+                picked = await pick_image(
+                    catalog, digest, here, override=override, on_mismatch=on_mismatch
+                )
+                digest = picked.digest
     except (NotFound, StoreUnavailable) as error:
         if store is None or (parsed.digest is None and parsed.digest_prefix is None):
             raise
-        return _without_store(cache, parsed, store, error)
+        paths, digest = _without_store(cache, parsed, store, error)
+    image = local_image(paths, digest)
+    members = choose_members(image, digest, member)
+    if picked is None:
+        check_overrides(override, [image], ())
+    warnings = enforce(
+        image, here, what=reference, when=picked.when if picked else (), members=members,
+        override=override, on_mismatch=on_mismatch,
+    )  # fmt: skip
+    return paths, digest, warnings
 
 
 def _without_store(

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     OUT_OF_RESOURCES = 8
     CONFLICT = 9
     UNSUPPORTED = 10
+    MISMATCH = 11
     INTERRUPTED = 128 + signal.SIGINT
     BROKEN_PIPE = 128 + signal.SIGPIPE
     TERMINATED = 128 + signal.SIGTERM
@@ -37,6 +38,7 @@ _OF_KIND = {
     ErrorKind.OUT_OF_RESOURCES: ExitCode.OUT_OF_RESOURCES,
     ErrorKind.DENIED: ExitCode.DENIED,
     ErrorKind.INTERNAL: ExitCode.INTERNAL,
+    ErrorKind.MISMATCH: ExitCode.MISMATCH,
 }
 
 

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from imgfmt.compat import Use
 from imgfmt.errors import InvalidInput
 from imgfmt.reference import parse_reference
+from restore.compat import OnMismatch, enforce, pick_image
 from restore.devices import named_devices
+from restore.host_facts import MachineFacts
 from restore.image_source import ImageSource
 from restore.load import Deliver, FileRange
 from restore.load import load as load_tensors
@@ -23,8 +26,7 @@ from snapcask.stores import StoreName, opened
 from transfer.catalog import Catalog, MemberContent
 from transfer.config import TransferConfig
 from transfer.progress import Progress
-from transfer.provenance import host_facts
-from transfer.pull import choose_image, choose_members
+from transfer.pull import choose_members
 from transfer.threads import Threads
 
 _IO_THREADS = 4
@@ -61,6 +63,8 @@ async def load(
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
+    on_mismatch: str = "fail",
+    override: Sequence[str] = (),
     files: Sequence[str] = (),
     names: Callable[[str], bool] | None = None,
     verify: str = "auto",
@@ -83,15 +87,19 @@ async def load(
 
     Host memory for transfers is `max_pinned_bytes` (160 MiB) of page-locked memory, or a `pool`
     made once for many loads. `pinned` page-locks what is loaded to "cpu". With `gpudirect` the
-    device reads files itself where that is proven to work, else they are read as usual. Raises
-    besides what every call may raise `DeviceFailed`, and `OutOfResources` where the device has no
-    room.
+    device reads files itself where that is proven to work, else they are read as usual.
+
+    An image may have rules about the machine: what it states itself, and of what it records the
+    processor's architecture and the GPUs' compute capability. Where one differs, `on_mismatch` is
+    "fail", "warn" (in the report) or "ignore"; rules named in `override` may differ. `facts` go
+    before what is found of this machine. Raises besides what every call may raise `DoesNotFit`,
+    `DeviceFailed`, and `OutOfResources` where the device has no room.
     """
     (tensors,) = await load_replicas(
         source, devices=[device], store=store, image=image, member=member, facts=facts,
-        files=files, names=names, verify=verify, pinned=pinned, pool=pool,
-        max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, gpudirect=gpudirect,
-        progress=progress,
+        on_mismatch=on_mismatch, override=override, files=files, names=names, verify=verify,
+        pinned=pinned, pool=pool, max_pinned_bytes=max_pinned_bytes, n_threads=n_threads,
+        gpudirect=gpudirect, progress=progress,
     )  # fmt: skip
     return tensors
 
@@ -104,6 +112,8 @@ async def load_replicas(
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
+    on_mismatch: str = "fail",
+    override: Sequence[str] = (),
     files: Sequence[str] = (),
     names: Callable[[str], bool] | None = None,
     verify: str = "auto",
@@ -121,7 +131,8 @@ async def load_replicas(
     """
     targets = named_devices(devices, pinned=pinned, pool=pool)
     config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
-    async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
+    fit = Fit(facts, OnMismatch.parse(on_mismatch), override)
+    async with opened_source(source, store=store, image=image, member=member, fit=fit) as (
         opened,
         threads,
     ):
@@ -129,7 +140,8 @@ async def load_replicas(
             opened, targets, threads, config,
             patterns=files, names=names, deliver=deliver, progress=progress,
         )  # fmt: skip
-    return [Tensors(tensors, loaded.report) for tensors in loaded.replicas]
+    report = replace(loaded.report, warnings=tuple(fit.warnings))
+    return [Tensors(tensors, report) for tensors in loaded.replicas]
 
 
 async def load_ranges(
@@ -141,6 +153,8 @@ async def load_ranges(
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
+    on_mismatch: str = "fail",
+    override: Sequence[str] = (),
     verify: str = "auto",
     pool: PinnedPool | None = None,
     max_pinned_bytes: int | None = None,
@@ -155,11 +169,13 @@ async def load_ranges(
     """
     targets = named_devices([device], pool=pool)
     config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
-    async with opened_source(source, store=store, image=image, member=member, facts=facts) as (
+    fit = Fit(facts, OnMismatch.parse(on_mismatch), override)
+    async with opened_source(source, store=store, image=image, member=member, fit=fit) as (
         opened,
         threads,
     ):
-        return await load_file_ranges(opened, ranges, targets, threads, config, progress=progress)
+        report = await load_file_ranges(opened, ranges, targets, threads, config, progress=progress)
+    return replace(report, warnings=tuple(fit.warnings))
 
 
 def load_config(
@@ -181,6 +197,38 @@ def load_config(
     return config if n_threads is None else replace(config, n_threads=n_threads)
 
 
+class Fit:
+    """How an image must fit this machine, and warnings about one that does not."""
+
+    def __init__(
+        self, facts: Mapping[str, str] | None, on_mismatch: OnMismatch, override: Sequence[str]
+    ) -> None:
+        self._facts = MachineFacts(facts)
+        self._on_mismatch = on_mismatch
+        self._override = override
+        self.warnings: list[str] = []
+
+    async def member(
+        self, catalog: Catalog, reference: str, member: str | None, threads: Threads
+    ) -> MemberContent:
+        """The one member that a reference means here. Raises DoesNotFit, InvalidInput, NotFound."""
+        picked = await pick_image(
+            catalog, await catalog.resolve(parse_reference(reference)), self._facts,
+            override=self._override, on_mismatch=self._on_mismatch, use=Use.TENSORS,
+        )  # fmt: skip
+        members = choose_members(picked.image, picked.digest, member)
+        if len(members) > 1:
+            shown = ", ".join(found.name for found in members)
+            raise InvalidInput(
+                f"image {picked.digest.short} has several members, name one of {shown}"
+            )
+        self.warnings += await threads.run(
+            enforce, picked.image, self._facts, what=reference, when=picked.when, members=members,
+            override=self._override, on_mismatch=self._on_mismatch, use=Use.TENSORS,
+        )  # fmt: skip
+        return await catalog.content(members[0].tree)
+
+
 @asynccontextmanager
 async def opened_source(
     source: SourceName,
@@ -188,9 +236,9 @@ async def opened_source(
     store: StoreName | None,
     image: str | None,
     member: str | None,
-    facts: Mapping[str, str] | None,
+    fit: Fit,
 ) -> AsyncIterator[tuple[Source, Threads]]:
-    """What a name means, and threads to work with it. Raises InvalidInput, NotFound."""
+    """What a name means, and threads to work with it. Raises InvalidInput, NotFound, DoesNotFit."""
     place = os.fspath(source)
     config = TransferConfig()
     with Threads("load", max(_IO_THREADS, config.n_threads)) as threads:
@@ -198,7 +246,7 @@ async def opened_source(
             tree = None
             if image is not None:
                 async with opened(store) as catalog:
-                    tree = (await _member(catalog, image, member, facts)).tree
+                    tree = (await fit.member(catalog, image, member, threads)).tree
             elif member is not None:
                 raise InvalidInput("a member is of an image: give image= to compare with it")
             yield await threads.run(DirectorySource, place, threads, tree), threads
@@ -206,17 +254,5 @@ async def opened_source(
             raise InvalidInput(f"{place} is no directory that could be compared with {image}")
         else:
             async with opened(store) as catalog:
-                content = await _member(catalog, place, member, facts)
+                content = await fit.member(catalog, place, member, threads)
                 yield ImageSource(catalog, content, threads, config), threads
-
-
-async def _member(
-    catalog: Catalog, reference: str, member: str | None, facts: Mapping[str, str] | None
-) -> MemberContent:
-    digest = await catalog.resolve(parse_reference(reference))
-    digest, image = await choose_image(catalog, digest, {**host_facts(), **(facts or {})})
-    members = choose_members(image, digest, member)
-    if len(members) > 1:
-        shown = ", ".join(found.name for found in members)
-        raise InvalidInput(f"image {digest.short} has several members, name one of {shown}")
-    return await catalog.content(members[0].tree)

@@ -10,8 +10,9 @@ from imgfmt.digest import DIGEST_BYTES, Digest
 from imgfmt.errors import InvalidInput
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.reference import parse_reference
+from restore.host_facts import MachineFacts
 from transfer.catalog import Catalog
-from transfer.provenance import DirectoryFacts, describe_directory, host_facts
+from transfer.provenance import DirectoryFacts, describe_directory
 from transfer.pull import choose_image, choose_members
 from transfer.push import DirectorySource, PushRequest
 from transfer.threads import Threads
@@ -72,8 +73,7 @@ async def push_request(
 ) -> tuple[PushRequest, list[str]]:
     """The request, and warnings about what its directories tell of themselves."""
     sources = _sources(directory, members)
-    host = host_facts() if record_host else {}
-    described = await _describe(sources)
+    described, host = await _describe(sources, record_host=record_host)
     stored = [
         await _stored(catalog, name, source)
         for name, source in sources.items()
@@ -104,14 +104,17 @@ def _sources(
     }
 
 
-async def _describe(sources: Mapping[str, MemberSource]) -> dict[str, DirectoryFacts]:
+async def _describe(
+    sources: Mapping[str, MemberSource], *, record_host: bool
+) -> tuple[dict[str, DirectoryFacts], dict[str, str]]:
+    """What the directories tell, and this machine if that is wanted."""
     described: dict[str, DirectoryFacts] = {}
     with Threads("facts", 1) as threads:
         for name, source in sources.items():
             if source.directory is not None:
-                path = os.fspath(source.directory)
-                described[name] = await threads.run(lambda path=path: describe_directory(path))  # type: ignore[misc]
-    return described
+                described[name] = await threads.run(describe_directory, os.fspath(source.directory))
+        host = await threads.run(MachineFacts().recordable) if record_host else {}
+    return described, host
 
 
 def _from_directory(
@@ -123,16 +126,24 @@ def _from_directory(
 ) -> DirectorySource:
     """Facts: those of the host, of the directory itself, given for all and for this one."""
     assert source.directory is not None
-    known = {**host, **described.facts, **facts, **source.facts}
+    known = {**_of_host(host, described.facts), **described.facts, **facts, **source.facts}
     path = os.fspath(source.directory)
     return DirectorySource(name, path, source.role, source.mount_path, known)
+
+
+def _of_host(host: Mapping[str, str], described: Mapping[str, str]) -> dict[str, str]:
+    """Facts of the host, without how many GPUs it has where a snapshot tells how many it used."""
+    if described.keys() & {"gpu.count", "gpu.products"}:
+        left_out = {"gpu.count", "gpu.products", "gpu.mig_profiles"}
+        return {fact: value for fact, value in host.items() if fact not in left_out}
+    return dict(host)
 
 
 async def _stored(catalog: Catalog, name: str, source: MemberSource) -> Member:
     """The member of an image that is in the store, under its new name."""
     assert source.image is not None
     digest = await catalog.resolve(parse_reference(source.image))
-    digest, image = await choose_image(catalog, digest, host_facts())
+    digest, image = await choose_image(catalog, digest, MachineFacts())
     chosen = choose_members(image, digest, source.image_member)
     if len(chosen) > 1:
         names = ", ".join(member.name for member in chosen)

@@ -75,13 +75,28 @@ class Disk:
 
     def mount(self) -> None:
         """Put it up again."""
-        run("mount", self.device, self.root)
+        options = ("-o", "nouuid") if self.kind == "xfs" else ()
+        run("mount", *options, self.device, self.root)
 
     def cut_power(self) -> None:
         """Lose all that was not synced, and come up again (XFS)."""
         run("xfs_io", "-x", "-c", "shutdown", self.root)
         run("umount", self.root)
         self.mount()
+        try:
+            os.listdir(self.root)
+        except OSError:  # a mount namespace of somebody else keeps the dead filesystem
+            run("umount", self.root)
+            run("cp", "--sparse=always", self.image, self.after)
+            device = run("losetup", "--find", "--show", self.after).strip()
+            run("losetup", "--detach", self.device)
+            object.__setattr__(self, "device", device)
+            self.mount()
+
+    @property
+    def after(self) -> Path:
+        """Where a copy of the image goes, if one is needed after a power cut."""
+        return self.image.with_name(f"{self.image.name}-after")
 
 
 @contextmanager
@@ -94,14 +109,15 @@ def disk(folder: Path, kind: str, size_mib: int = 0, name: str = "disk") -> Iter
     run(*_MAKE[kind], image)
     root.mkdir()
     device = run("losetup", "--find", "--show", image).strip()
+    made = Disk(kind, image, device, root)
     try:
-        made = Disk(kind, image, device, root)
         made.mount()
         yield made
     finally:
         _unmount_below(root)
-        run("losetup", "--detach", device)
+        run("losetup", "--detach", made.device)
         image.unlink()
+        made.after.unlink(missing_ok=True)
 
 
 def _unmount_below(root: Path) -> None:

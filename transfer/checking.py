@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from imgfmt.digest import raw_digest
 from imgfmt.tree import ROOT, EntryType, Tree
@@ -27,9 +28,11 @@ _FORMATS = {
 }
 
 
-async def bad_chunks(tree: Tree, root: str, numbers: Numbers, threads: Threads) -> Numbers:
-    """Which of these chunks, ascending, the files below `root` do not have. Past the page cache."""
-    paths = [os.path.join(os.fsencode(root), path) for path in tree.paths()]
+async def bad_chunks(tree: Tree, paths: list[bytes], numbers: Numbers, threads: Threads) -> Numbers:
+    """Which of these chunks, ascending, the files do not have. Past the page cache.
+
+    `paths` has an item for each entry.
+    """
     found: list[Numbers] = []
 
     async def check(part: Numbers) -> None:
@@ -70,27 +73,39 @@ def _bad_of_file(tree: Tree, descriptor: int, numbers: list[int]) -> Iterator[in
             yield number
 
 
-def wrong_entries(tree: Tree, root: str) -> list[bytes]:
+def wrong_entries(tree: Tree, folders: Sequence[str], paths: Sequence[bytes]) -> list[bytes]:
     """Paths that are missing, of another type, size, mode or target, or not in the tree. Blocks.
 
+    The entries are at `paths`, each below one of `folders`, of which the first has all directories.
     Owners, times and extended attributes are not looked at: a system may refuse them.
     """
-    top, wrong = os.fsencode(root), []
-    paths = tree.paths()
+    wrong = []
+    inner_paths = tree.paths()
     for index, path in enumerate(paths):
         try:
-            there = os.lstat(os.path.join(top, path))
+            there = os.lstat(path)
         except OSError:
-            wrong.append(path)
+            wrong.append(inner_paths[index])
             continue
-        if not _fits(tree, index, there, os.path.join(top, path)):
-            wrong.append(path)
+        if not _fits(tree, index, there, path):
+            wrong.append(inner_paths[index])
     known = set(paths)
-    for folder, folders, files in os.walk(top):
-        inner = os.path.relpath(folder, top)
-        names = [os.path.join(inner, name) if inner != b"." else name for name in folders + files]
-        wrong += [name for name in names if name not in known]
+    directories = {inner_paths[i] for i in np.flatnonzero(_is_directory(tree)).tolist()}
+    for top in map(os.fsencode, folders):
+        for folder, subfolders, files in os.walk(top):
+            inner = os.path.relpath(folder, top)
+            for name in subfolders + files:
+                if os.path.join(folder, name) in known:
+                    continue
+                path = os.path.join(inner, name) if inner != b"." else name
+                if path not in directories or name not in subfolders:
+                    wrong.append(path)
     return wrong
+
+
+def _is_directory(tree: Tree) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = tree.columns["type"] == EntryType.DIRECTORY
+    return found
 
 
 def _fits(tree: Tree, index: int, there: os.stat_result, path: bytes) -> bool:

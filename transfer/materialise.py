@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -22,6 +23,7 @@ from imgfmt.tree import ROOT, EntryType, Tree
 from transfer.attributes import Attributes, Warnings, WriterProfile
 from transfer.execute import Strict, each
 from transfer.oserrors import printable, translate
+from transfer.parts import Parts
 from transfer.plan import Numbers
 from transfer.threads import Threads
 from transfer.writing import preallocate, write_all
@@ -41,7 +43,8 @@ class TreeWriter(Strict):
 
     `where` is what messages call the root. A sink for the chunks of this tree alone. With `resume`
     the root may hold what another writer of the same tree left; chunks that it wrote stay. With
-    `direct` long runs of page-aligned bytes go past the page cache.
+    `direct` long runs of page-aligned bytes go past the page cache. `parts`, the first of which is
+    `root`, say where files go.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class TreeWriter(Strict):
         warnings: Warnings,
         resume: bool = False,
         direct: bool = False,
+        parts: Parts | None = None,
     ) -> None:
         self._resume = resume
         self._direct = direct
         self._tree = tree
         self._root = root
+        self._parts = parts or Parts.alone(root, tree)
         self._where = os.fsencode(where)
         self._paths = tree.paths()
         self._attributes = Attributes(tree, self._paths, profile, warnings)
@@ -74,6 +79,8 @@ class TreeWriter(Strict):
         """Make directories, symbolic links, and files that have no chunk or several."""
         for part in _slices(self._directories):  # parents first
             await threads.run(self._for_all, self._make_directory, part)
+        for number, part in self._parts.folders(self._tree):
+            await threads.run(self._for_all, partial(self._make_directory, part=number), part)
         await self._in_slices(threads, self._make_symlink, self._symlinks)
         await self._in_slices(threads, self._make_file, self._files_by_chunks(0))
         await self._in_slices(threads, self._make_file, self._files_by_chunks(2))
@@ -151,13 +158,14 @@ class TreeWriter(Strict):
             path = os.path.join(self._where, self._paths[index]) if index else self._where
             raise translate(error, printable(path)) from error
 
-    def _make_directory(self, index: int) -> None:
+    def _make_directory(self, index: int, part: int = 0) -> None:
+        root = self._parts.roots[part]
         try:
-            os.mkdir(self._paths[index], 0o700, dir_fd=self._root)
+            os.mkdir(self._paths[index], 0o700, dir_fd=root)
         except FileExistsError:
             if not self._resume:
                 raise
-            os.chmod(self._paths[index], 0o700, dir_fd=self._root)
+            os.chmod(self._paths[index], 0o700, dir_fd=root)
 
     def _make_symlink(self, index: int) -> None:
         self._clear(index)
@@ -165,16 +173,16 @@ class TreeWriter(Strict):
         self._attributes.settle_symlink(index, self._root)
 
     def _make_hard_link(self, index: int) -> None:
-        first, root = self._paths[int(self._tree.columns["group"][index])], self._root
-        path = self._paths[index]
+        first = self._paths[int(self._tree.columns["group"][index])]
+        root = self._parts.root(index)
         self._clear(index)
-        os.link(first, path, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
+        os.link(first, self._paths[index], src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
 
     def _clear(self, index: int) -> None:
         """Make way for a link, which another writer may have made already."""
         if self._resume:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._paths[index], dir_fd=self._root)
+                os.unlink(self._paths[index], dir_fd=self._parts.root(index))
 
     def _make_file(self, index: int) -> None:
         with self._descriptor(index, _CREATE) as descriptor:
@@ -205,16 +213,16 @@ class TreeWriter(Strict):
 
     @contextmanager
     def _descriptor(self, index: int, flags: int) -> Iterator[int]:
-        path = self._paths[index]
+        path, root = self._paths[index], self._parts.root(index)
         if self._resume:
             flags &= ~os.O_EXCL
         try:
-            descriptor = os.open(path, flags, 0o600, dir_fd=self._root)
+            descriptor = os.open(path, flags, 0o600, dir_fd=root)
         except PermissionError:
             if not self._resume:
                 raise
-            os.chmod(path, 0o700, dir_fd=self._root)  # it was settled already
-            descriptor = os.open(path, flags, 0o600, dir_fd=self._root)
+            os.chmod(path, 0o700, dir_fd=root)  # it was settled already
+            descriptor = os.open(path, flags, 0o600, dir_fd=root)
         try:
             yield descriptor
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ _FSOPEN, _FSCONFIG, _FSMOUNT, _MOVE_MOUNT = 430, 431, 432, 429  # the same on al
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
 _NOT_THERE = (errno.ENOSYS, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
+_ESCAPES = re.compile(rb"[ \t\n\\]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -53,10 +55,20 @@ Options = Sequence[tuple[str, str]]
 """Options of a filesystem by name and value, such as `("metacopy", "on")`."""
 
 
-def mount_tree(tree_folder: str, empty_folder: str, volume: str, directory: str) -> None:
-    """Mount the tree in `tree_folder`, whose name it has, at the existing `directory`."""
+def mount_tree(
+    tree_folder: str,
+    empty_folder: str,
+    volume: str,
+    directory: str,
+    *,
+    parts: Sequence[str] = (),
+) -> None:
+    """Mount the tree in `tree_folder`, whose name it has, at the existing `directory`.
+
+    `parts` are folders on other filesystems that hold the rest of its files.
+    """
     source = source_of(volume, os.path.basename(tree_folder))
-    mount_layers((tree_folder, empty_folder), source, directory)
+    mount_layers((tree_folder, *parts, empty_folder), source, directory)
 
 
 def mount_layers(layers: Sequence[str], source: str, directory: str, options: Options = ()) -> None:
@@ -137,7 +149,7 @@ def _mount_new(source: str, layers: Sequence[str], directory: str, options: Opti
 
 def _mount_old(source: str, layers: Sequence[str], directory: str, options: Options) -> None:
     lower = b":".join(re.sub(rb"([\\:,])", rb"\\\1", os.fsencode(layer)) for layer in layers)
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     place = os.fsencode(directory)
     words = [f'{name}="{value}"' if "," in value else f"{name}={value}" for name, value in options]
     text = b",".join([b"lowerdir=" + lower, *(word.encode() for word in words)])
@@ -149,9 +161,16 @@ def _configure(context: int, command: int, key: bytes | None, value: bytes | Non
     _call(_FSCONFIG, context, command, ctypes.c_char_p(key), ctypes.c_char_p(value), 0)
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """Loaded once: each loading makes new classes."""
+    found = ctypes.CDLL(None, use_errno=True)
+    found.syscall.restype = ctypes.c_long
+    return found
+
+
 def _call(number: int, *arguments: int | ctypes.c_char_p) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
+    libc = _libc()
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(libc.syscall(ctypes.c_long(number), *wide))
     if result < 0:
@@ -169,7 +188,7 @@ def unmount(directory: str, *, detach: bool = False) -> None:
 
     With `detach` it goes from the mount table though it is in use, and ends with its last user.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if detach else 0)
     if libc.umount2(os.fsencode(directory), flags) != 0:
         error = _last_error()
@@ -209,23 +228,37 @@ class MountEntry:
     shared: bool
 
 
-def mount_table() -> Iterator[MountEntry]:
-    """All mounts of this mount namespace, in the order of the mount table."""
+def mount_table(below: str | None = None) -> Iterator[MountEntry]:
+    """All mounts of this mount namespace, in the order of the mount table.
+
+    With `below` only those at this directory or under it, which is cheap where there are thousands.
+    """
     with open("/proc/self/mountinfo", "rb") as table:
         lines = table.read().split(b"\n")
+    if below is not None:
+        wanted = b" " + _ESCAPES.sub(_escape, os.fsencode(below))
+        lines = [line for line in lines if wanted in line]
     for line in lines:
         before, _, after = line.partition(b" - ")
         fields = before.split(b" ")
         if not after:
             continue
+        directory = os.fsdecode(_plain(fields[4]))
+        if below is not None and directory != below and not directory.startswith(f"{below}/"):
+            continue
         filesystem, source, _ = after.split(b" ", 2)
         yield MountEntry(
-            directory=os.fsdecode(_plain(fields[4])),
+            directory=directory,
             root=os.fsdecode(_plain(fields[3])),
             filesystem=filesystem.decode(),
             source=os.fsdecode(_plain(source)),
             shared=any(field.startswith(b"shared:") for field in fields[6:]),
         )
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    """As the mount table writes characters that would break its lines."""
+    return b"\\%03o" % found[0][0]
 
 
 def _plain(path: bytes) -> bytes:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import platform
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import yaml
-
-from imgfmt import criu
+from imgfmt import criu, criu_facts
 from imgfmt.criu import CriuSummary
 from imgfmt.errors import ImageError, InvalidImage
 from imgfmt.nvidia import MANIFEST_FILE, facts_of_manifest
+from transfer.manifest import parse_manifest
 from transfer.oserrors import printable
 
 PAGEMAPS_LIMIT_BYTES = 4 << 20
@@ -59,7 +58,8 @@ def describe_directory(path: str | bytes) -> DirectoryFacts:
             warnings.append(f"{printable(root)}: {error}; nothing is recorded of the CRIU dump")
     if MANIFEST_FILE in names:
         try:
-            facts |= facts_of_manifest(_manifest(root))
+            raw = _read(root, MANIFEST_FILE, MANIFEST_LIMIT_BYTES, whole=True)
+            facts |= facts_of_manifest(parse_manifest(raw))
         except ImageError as error:
             warnings.append(f"{printable(root)}: {error}; nothing is recorded of the manifest")
     return DirectoryFacts(facts, summary, warnings)
@@ -97,10 +97,13 @@ def _describe_dump(root: bytes, names: list[str]) -> tuple[CriuSummary, dict[str
                 " at: whether pages are compressed or in a parent dump is not known",
             ),
         )
-    return summary, criu.facts_of(summary, small_files)
+    core = criu_facts.core_file(summary)
+    if core is not None and core in names:
+        small_files[core] = _read(root, core, FILE_LIMIT_BYTES, whole=True)
+    return summary, criu_facts.facts_of(summary, small_files)
 
 
-def _small_files(root: bytes, names: Iterable[str]) -> Mapping[str, bytes]:
+def _small_files(root: bytes, names: Iterable[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in names:
         if name == criu.LOG_FILE:
@@ -109,18 +112,6 @@ def _small_files(root: bytes, names: Iterable[str]) -> Mapping[str, bytes]:
             limit = PAGEMAPS_LIMIT_BYTES if name.startswith("pagemap-") else FILE_LIMIT_BYTES
             found[name] = _read(root, name, limit, whole=True)
     return found
-
-
-def _manifest(root: bytes) -> Mapping[str, object]:
-    raw = _read(root, MANIFEST_FILE, MANIFEST_LIMIT_BYTES, whole=True)
-    try:
-        manifest = yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidImage(f"{MANIFEST_FILE} is not YAML: {first_line}") from None
-    if not isinstance(manifest, Mapping):
-        raise InvalidImage(f"{MANIFEST_FILE} is not a mapping")
-    return manifest
 
 
 def _size_bytes(root: bytes, name: str) -> int:

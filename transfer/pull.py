@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
+from imgfmt.compat import choose
 from imgfmt.digest import Digest
 from imgfmt.errors import InvalidInput, NotFound, StoreUnavailable
-from imgfmt.image import Image, Member, choose
+from imgfmt.image import Image, Member, Variants
 from imgfmt.tree import ROOT, EntryType, Tree
 from transfer.attributes import Warnings, WriterProfile
 from transfer.catalog import Catalog
@@ -47,25 +48,33 @@ class PullReport:
 
 
 async def choose_image(
-    catalog: Catalog, digest: Digest, facts: Mapping[str, str]
+    catalog: Catalog, digest: Digest, facts: Mapping[str, str], *, override: Collection[str] = ()
 ) -> tuple[Digest, Image]:
     """The image of this digest, or where that is variants, the one that fits `facts`.
 
-    Raises NotFound, or InvalidInput if no variant fits.
+    `facts` may take their time: they are asked on a thread. Rules named in `override` refuse
+    nothing. Raises NotFound, or DoesNotFit if no variant fits.
     """
     found = await catalog.image(digest)
     if isinstance(found, Image):
         return digest, found
+    images = await images_of(catalog, found)
+    with Threads("facts", 1) as threads:
+        chosen = await threads.run(choose, found, images, facts, override=override)
+    return chosen, images[chosen]
+
+
+async def images_of(catalog: Catalog, variants: Variants) -> dict[Digest, Image]:
+    """Those of the images of variants that are there."""
     images: dict[Digest, Image] = {}
-    for variant in found.images:
+    for variant in variants.images:
         try:
             image = await catalog.image(variant.digest)
         except NotFound:
             continue
         if isinstance(image, Image):
             images[variant.digest] = image
-    chosen = choose(found, images, facts)
-    return chosen, images[chosen]
+    return images
 
 
 def choose_members(image: Image, digest: Digest, member: str | None) -> tuple[Member, ...]:

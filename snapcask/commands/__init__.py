@@ -15,6 +15,7 @@ VERBS = {
     "init": "Create a store.",
     "push": "Store a directory, or several, as an image.",
     "pull": "Write an image to a directory.",
+    "check": "Say whether an image is for this machine, rule by rule.",
     "load": "Load tensors to a GPU, and say how fast.",
     "inspect": "Show what an image or a directory holds.",
     "ls": "List the references of a store.",

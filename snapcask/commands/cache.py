@@ -146,3 +146,23 @@ def prune(
 
     marks = Watermarks(begin_free=begin_free, end_free=end_free, max_bytes=max_size)
     print_evicted(prune_cache(cache, marks, everything=everything), as_json=as_json, quiet=quiet)
+
+
+@command.command()
+@click.argument("disk", metavar="DISK")
+@cache_options
+@json_option
+@quiet_option
+def forget(disk: str, cache: CacheOptions, as_json: bool, quiet: bool) -> None:
+    """Take the further disk at the directory DISK out of the cache; nothing on it is removed.
+
+    Images that lie on it too are built again when they are asked for.
+    """
+    from snapcask import render
+    from snapcask.commands.caching import forget_disk_of
+
+    forget_disk_of(cache, disk)
+    if as_json:
+        render.print_json({"forgotten": disk})
+    elif not quiet:
+        render.print_lines([render.one_line(disk)])

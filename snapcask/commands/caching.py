@@ -11,6 +11,7 @@ from snapcask import render
 from snapcask.caches import CacheOptions, find_cached
 from snapcask.running import run
 from snapcask.stores import opened, transfer_config
+from transfer.cache.disks import forget_disk
 from transfer.cache.evict import (
     Evicted,
     Watermarks,
@@ -20,7 +21,7 @@ from transfer.cache.evict import (
     remove_image,
 )
 from transfer.cache.layout import CacheRoot, DomainPaths
-from transfer.cache.listing import CachedTree, CacheListing, trees_of
+from transfer.cache.listing import CachedDisk, CachedTree, CacheListing, trees_of
 from transfer.cache.scrub import ScrubReport, scrub
 from transfer.cache.usage import add_pin, new_pin, remove_pin
 
@@ -61,6 +62,11 @@ def remove_cached(options: CacheOptions, reference: str, store: str | None) -> l
         own = frozenset(trees_of(paths, image)) - others
         removed += remove_image(cache, paths, image, own)
     return removed
+
+
+def forget_disk_of(options: CacheOptions, path: str) -> None:
+    """Take a disk out of the cache."""
+    forget_disk(options.open().path, path)
 
 
 def prune_cache(options: CacheOptions, marks: Watermarks, *, everything: bool) -> list[Evicted]:
@@ -145,6 +151,11 @@ def listing_document(listed: CacheListing) -> dict[str, Any]:
         "free_bytes": listed.free_bytes,
         "size_bytes": listed.size_bytes,
         "shares": listed.shares,
+        "disks": [
+            {"path": d.path, "free_bytes": d.free_bytes, "size_bytes": d.size_bytes,
+             "problem": d.problem}
+            for d in listed.disks
+        ],
         "images": [
             {"digest": str(i.digest), "domain": i.domain, "store": i.store, "complete": i.complete,
              "trees": [str(tree) for tree in i.trees]}
@@ -172,9 +183,17 @@ def listing_lines(listed: CacheListing) -> list[str]:
     size, free = map(render.human_bytes, (listed.size_bytes, listed.free_bytes))
     return [
         f"{render.one_line(listed.path)}: {size}, {free} free",
+        *map(_disk_line, listed.disks),
         *render.table(("IMAGE", "STATE", "TREES", "STORE"), images, right="  r"),
         *render.table(header, rows, right="  rrrrr"),
     ]
+
+
+def _disk_line(disk: CachedDisk) -> str:
+    if disk.problem:
+        return disk.problem
+    size, free = map(render.human_bytes, (disk.size_bytes, disk.free_bytes))
+    return f"{render.one_line(disk.path)}: {size}, {free} free"
 
 
 def _row(tree: CachedTree, now_ns: int) -> tuple[str, ...]:

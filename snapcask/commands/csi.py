@@ -29,14 +29,17 @@ def command(endpoint: str, config_path: str, service: str, node_name: str | None
 
     What is mounted stays mounted then. Logs are JSON lines on standard error.
     """
-    from csi.config import check_node_name, read_config
+    from csi.config import check_node_name
+    from csi.config_file import read_config
     from imgfmt.errors import Unsupported
     from snapcask import __version__, interrupts
 
     config = read_config(config_path)
     try:
         from csi.server import Endpoint, Service, serve
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("grpc", "google", "prometheus_client"):
+            raise
         raise Unsupported(f"`csi` needs the package {error.name}; install snapcask[csi]") from error
     where = Endpoint.parse(endpoint)
     name = check_node_name(node_name)

@@ -39,16 +39,15 @@ def command(
 
 async def _compare(before: str, after: str, store: str, facts: dict[str, str]) -> Comparison:
     from imgfmt.reference import parse_reference
+    from restore.host_facts import MachineFacts
     from snapcask.stores import opened
     from transfer.compare import compare
-    from transfer.provenance import host_facts
     from transfer.pull import choose_image
 
+    here = MachineFacts(facts)
     async with opened(store) as catalog:
         one, other = [
-            await choose_image(
-                catalog, await catalog.resolve(parse_reference(text)), {**host_facts(), **facts}
-            )
+            await choose_image(catalog, await catalog.resolve(parse_reference(text)), here)
             for text in (before, after)
         ]
         return await compare(catalog, one, other)

@@ -11,6 +11,7 @@ from snapcask.commands.options import (
     byte_size,
     facts_option,
     json_option,
+    mismatch_options,
     optional_store_option,
     quiet_option,
 )
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--image", metavar="REF", help="Compare the bytes of DIR with this image.")
 @click.option("--member", metavar="NAME", help="Member of the image, if it has several.")
-@facts_option("A fact of the machine that the image is for, to choose among variants.")
+@facts_option("A fact of the machine that the image is for, before what is found here.")
+@mismatch_options
 @click.option("--file", "files", metavar="PATTERN", multiple=True, help="Load these files only.")
 @click.option(
     "--verify", type=click.Choice(["auto", "cpu", "device", "off"]), default="auto",
@@ -51,6 +53,8 @@ def command(
     image: str | None,
     member: str | None,
     facts: tuple[tuple[str, str], ...],
+    on_mismatch: str,
+    override: tuple[str, ...],
     files: tuple[str, ...],
     verify: str,
     max_pinned_bytes: int | None,
@@ -68,13 +72,14 @@ def command(
     with display.progress(quiet=quiet) as progress:
         loaded = api.load_replicas(
             source, devices=devices, store=store, image=image, member=member, facts=dict(facts),
-            files=files, verify=verify, max_pinned_bytes=max_pinned_bytes, n_threads=n_threads,
-            gpudirect=gpudirect, progress=progress,
+            on_mismatch=on_mismatch, override=override, files=files, verify=verify,
+            max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, gpudirect=gpudirect,
+            progress=progress,
         )  # fmt: skip
-    _print(loaded[0].report, devices, as_json=as_json)
+    _print(loaded[0].report, devices, as_json=as_json, quiet=quiet)
 
 
-def _print(report: LoadReport, devices: tuple[str, ...], *, as_json: bool) -> None:
+def _print(report: LoadReport, devices: tuple[str, ...], *, as_json: bool, quiet: bool) -> None:
     from snapcask import render
 
     rates = stage_rates(report)
@@ -93,9 +98,12 @@ def _print(report: LoadReport, devices: tuple[str, ...], *, as_json: bool) -> No
             "threads": report.n_threads,
             "gb_per_s": {name: round(rate, 3) for name, rate in rates.items()},
             "seconds": render.rounded(report.seconds),
+            "warnings": list(report.warnings),
         }
         render.print_json(document)
         return
+    if not quiet:
+        render.warn(report.warnings)
     shown = ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
     checked = "no"
     if report.verified:

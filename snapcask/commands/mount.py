@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from snapcask.commands.options import cache_options, json_option, quiet_option, store_option
+from snapcask.commands.options import (
+    cache_options,
+    facts_option,
+    json_option,
+    mismatch_options,
+    quiet_option,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from imgfmt.digest import Digest
@@ -21,6 +28,8 @@ if TYPE_CHECKING:
 @cache_options
 @click.option("--member", metavar="NAME", help="Mount this member only, at DIR itself.")
 @click.option("--volume", metavar="NAME", help="Name in the mount table; by default a random one.")
+@facts_option("A fact of the machine that the image is for, before what is found here.")
+@mismatch_options
 @json_option
 @quiet_option
 def command(
@@ -30,6 +39,9 @@ def command(
     cache: CacheOptions,
     member: str | None,
     volume: str | None,
+    facts: tuple[tuple[str, str], ...],
+    on_mismatch: str,
+    override: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -41,9 +53,16 @@ def command(
     from snapcask import render
     from snapcask.running import run
 
-    digest, mounted = run(_mount(reference, directory, store, cache, member, volume))
+    fit = dict(facts), on_mismatch, override
+    digest, mounted, warnings = run(_mount(reference, directory, store, cache, member, volume, fit))
+    if not quiet and not as_json:
+        render.warn(warnings)
     if as_json:
-        document = {"digest": str(digest), "mounts": [_row(one) for one in mounted]}
+        document = {
+            "digest": str(digest),
+            "mounts": [_row(one) for one in mounted],
+            "warnings": list(warnings),
+        }
         render.print_json(document)
     elif not quiet:
         render.print_lines(render.one_line(one.directory) for one in mounted)
@@ -56,14 +75,20 @@ async def _mount(
     options: CacheOptions,
     member: str | None,
     volume: str | None,
-) -> tuple[Digest, list[Mounted]]:
-    from snapcask.caches import locate
+    fit: tuple[dict[str, str], str, tuple[str, ...]],
+) -> tuple[Digest, list[Mounted], tuple[str, ...]]:
+    from restore.compat import OnMismatch
+    from snapcask.caches import locate_fitting
     from transfer.cache.publish import mount_image
 
+    facts, on_mismatch, override = fit
     cache = options.open()
-    paths, digest = await locate(cache, reference, store)
+    paths, digest, warnings = await locate_fitting(
+        cache, reference, store, member=member, facts=facts,
+        on_mismatch=OnMismatch.parse(on_mismatch), override=override,
+    )  # fmt: skip
     found = mount_image(cache, paths, digest, directory, member=member, volume=volume)
-    return digest, found
+    return digest, found, warnings
 
 
 def _row(mounted: Mounted) -> dict[str, str]:

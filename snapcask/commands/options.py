@@ -57,23 +57,44 @@ def optional_store_option(function: F) -> F:
 
 
 def cache_options(function: F) -> F:
-    """`--cache` and what it may be, as one argument `cache`."""
+    """`--cache`, what it may be and which disks it has, as one argument `cache`."""
 
     @functools.wraps(function)
-    def with_cache(*args: Any, cache: str, allow_root_filesystem: bool, **kwargs: Any) -> Any:
+    def with_cache(
+        *args: Any,
+        cache: str,
+        allow_root_filesystem: bool,
+        disks: tuple[str, ...],
+        allow_root_disk: bool,
+        **kwargs: Any,
+    ) -> Any:
         from snapcask.caches import CacheOptions
 
-        return function(*args, cache=CacheOptions(cache, allow_root_filesystem), **kwargs)
+        options = CacheOptions(cache, allow_root_filesystem, disks, allow_root_disk)
+        return function(*args, cache=options, **kwargs)
 
-    allowed = click.option(
-        "--allow-root-filesystem", is_flag=True, envvar="SNAPCASK_ALLOW_ROOT_FILESYSTEM",
-        help="Let the cache lie on the root filesystem.",
-    )(with_cache)  # fmt: skip
-    placed = click.option(
-        "--cache", metavar="DIR", envvar="SNAPCASK_CACHE", show_envvar=True,
-        default="/var/lib/snapcask", show_default=True, help="The cache of this node.",
-    )(allowed)  # fmt: skip
-    return cast(F, placed)
+    options = [
+        click.option(
+            "--cache", metavar="DIR", envvar="SNAPCASK_CACHE", show_envvar=True,
+            default="/var/lib/snapcask", show_default=True, help="The cache of this node.",
+        ),
+        click.option(
+            "--allow-root-filesystem", is_flag=True, envvar="SNAPCASK_ALLOW_ROOT_FILESYSTEM",
+            help="Let the cache lie on the root filesystem.",
+        ),
+        click.option(
+            "--disk", "disks", metavar="DIR", multiple=True, type=click.Path(),
+            envvar="SNAPCASK_CACHE_DISKS", show_envvar=True,
+            help="Directory on a further disk that the cache uses from now on; several times.",
+        ),
+        click.option(
+            "--allow-root-disk", is_flag=True, envvar="SNAPCASK_ALLOW_ROOT_DISK",
+            help="Let such a disk lie on the root filesystem.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        with_cache = option(with_cache)
+    return cast(F, with_cache)
 
 
 def bwlimit_option(function: F) -> F:
@@ -123,3 +144,19 @@ def facts_option(what: str) -> Callable[[F], F]:
     return click.option(
         "--fact", "facts", type=key_value, multiple=True, metavar="FACT=VALUE", help=what
     )
+
+
+def override_option(function: F) -> F:
+    """`--override`."""
+    return click.option(
+        "--override", multiple=True, metavar="RULE",
+        help="A rule, by its name, that may differ on this machine; several times.",
+    )(function)  # fmt: skip
+
+
+def mismatch_options(function: F) -> F:
+    """`--on-mismatch` and `--override`."""
+    return click.option(
+        "--on-mismatch", type=click.Choice(["fail", "warn", "ignore"]), default="fail",
+        show_default=True, help="What to do if the image is not for this machine.",
+    )(override_option(function))  # fmt: skip

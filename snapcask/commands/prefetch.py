@@ -82,9 +82,9 @@ async def _warm(
     progress: Progress | None,
 ) -> WarmReport:
     from imgfmt.reference import parse_reference
+    from restore.host_facts import MachineFacts
     from snapcask.caches import opened_both
     from transfer.cache.warm import warm
-    from transfer.provenance import host_facts
 
     async with opened_both(options, store) as (cache, catalog, paths):
         return await warm(
@@ -94,7 +94,7 @@ async def _warm(
             await catalog.resolve(parse_reference(reference)),
             member=member,
             config=config,
-            facts={**host_facts(), **facts},
+            facts=MachineFacts(facts),
             progress=progress,
         )
 

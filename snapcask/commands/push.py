@@ -49,6 +49,14 @@ Pairs = tuple[tuple[str, str], ...]
     help="What a machine must be like to use the image: FACT=VALUE, FACT>=1.2 or FACT~=A,B.",
 )  # fmt: skip
 @facts_option("A fact to record of each directory, beside those that it tells itself.")
+@click.option("--engine", metavar="NAME[:VERSION]", help="The inference engine, to be recorded.")
+@click.option("--model", metavar="NAME", help="The model it serves, to be recorded.")
+@click.option(
+    "--engine-flags", metavar="FLAGS", help="Its arguments, in one argument, to be recorded."
+)
+@click.option(
+    "--container-image", metavar="IMAGE@DIGEST", help="Its container image, to be recorded."
+)
 @click.option("--record-host", is_flag=True, help="Record facts of this machine too.")
 @click.option(
     "--skip-special", is_flag=True, help="Leave out sockets, fifos and devices, with a warning."

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from csi.proto import csi_pb2 as pb
-from tests.csi.driver import Caller, Driver
-from tests.csi.namespaces import make_shared, private_mounts
-from tests.csi.pods import ours
-from tests.filesystems import Disk, disk, skip_unless
-from tests.transfer.fixture_store import FixtureStore
-
-
-@contextlib.contextmanager
-def a_driver(folder: Path) -> Iterator[Driver]:
-    """A driver that is not started, on an XFS of its own, in a mount namespace of its own."""
-    skip_unless("xfs")
-    with private_mounts(), disk(folder, "xfs") as made:
-        root = folder / "d"
-        root.mkdir()
-        store = FixtureStore(folder / "store")
-        driver = Driver(root, made.root / "cache", store, disk=made)
-        make_shared(driver.kubelet)
-        try:
-            yield driver
-        finally:
-            driver.kill()
-            unmount_all(driver.kubelet)
-            store.close()
-
-
-def unmount_all(folder: Path) -> None:
-    """Take down whatever is mounted below a folder."""
-    for entry in reversed(ours(folder)):
-        subprocess.run(["umount", "-l", entry.directory], capture_output=True, check=False)
+from tests.csi.driver import Caller, Driver, a_driver, unmount_all
+from tests.filesystems import Disk
 
 
 @pytest.fixture

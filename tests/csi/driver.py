@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import grpc
 from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
-from tests.filesystems import Disk
+from tests.csi.namespaces import make_shared, private_mounts
+from tests.filesystems import Disk, disk, skip_unless
 from tests.transfer.fixture_store import FixtureStore
+from transfer.mounts import mount_table
 
 NODE = "node-1"
 _ROOT = Path(__file__).parents[2]
@@ -148,3 +151,27 @@ class Driver:
         code = self.process.wait(timeout=30)
         self.process = None
         return code
+
+
+@contextlib.contextmanager
+def a_driver(folder: Path) -> Iterator[Driver]:
+    """A driver that is not started, on an XFS of its own, in a mount namespace of its own."""
+    skip_unless("xfs")
+    with private_mounts(), disk(folder, "xfs") as made:
+        root = folder / "d"
+        root.mkdir()
+        store = FixtureStore(folder / "store")
+        driver = Driver(root, made.root / "cache", store, disk=made)
+        make_shared(driver.kubelet)
+        try:
+            yield driver
+        finally:
+            driver.kill()
+            unmount_all(driver.kubelet)
+            store.close()
+
+
+def unmount_all(folder: Path) -> None:
+    """Take down whatever is mounted below a folder."""
+    for entry in reversed([e for e in mount_table() if e.directory.startswith(f"{folder}/")]):
+        subprocess.run(["umount", "-l", entry.directory], capture_output=True, check=False)

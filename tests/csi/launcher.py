@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from csi.config import read_config
+from csi.config_file import read_config
 from csi.server import Endpoint, serve
 
 _ROOT = Path(__file__).parents[2]

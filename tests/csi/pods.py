@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -63,7 +64,7 @@ class PodVolume:
     def publish(
         self,
         *,
-        mode: int = MODES.SINGLE_NODE_WRITER,
+        mode: Any = MODES.SINGLE_NODE_WRITER,
         readonly: bool = True,
         flags: Sequence[str] = (),
         make_folder: bool = True,
@@ -83,7 +84,7 @@ class PodVolume:
             target_path=str(self.target),
             volume_capability=pb.VolumeCapability(
                 mount=pb.VolumeCapability.MountVolume(mount_flags=flags),
-                access_mode=MODES(mode=mode),  # type: ignore[arg-type]
+                access_mode=MODES(mode=mode),
             ),
             readonly=readonly,
             secrets=self.secrets,
@@ -106,7 +107,7 @@ def ours(below: Path) -> list[MountEntry]:
 
 def code_of(error: grpc.RpcError) -> str:
     """The name of the code that a call failed with."""
-    return str(error.code().name)  # type: ignore[attr-defined]
+    return str(error.code().name)
 
 
 def leftovers(cache: Path) -> list[str]:

@@ -100,7 +100,7 @@ def test_a_namespace_is_refused_another_s_warm_image(policed: Driver) -> None:
     caller = Caller(policed.start().socket)
     first = PodVolume(policed.kubelet, "a", {"image": name}, namespace="team-a")
     caller.call("NodePublishVolume", first.publish())
-    for_all = {"image": f"models/b@{image}"}  # whoever may all need not prove a name
+    for_all = {"image": f"models/b@{image}", "pullPolicy": "Always"}  # needs to prove no name
     admin = PodVolume(policed.kubelet, "x", for_all, namespace="admins")
     caller.call("NodePublishVolume", admin.publish())
     forged = {"csi.storage.k8s.io/pod.namespace": "team-a"}

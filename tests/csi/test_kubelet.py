@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 
 NODES = snapshot(1, mib=2)
 HASTE = 50.0
-SEEDS = int(os.environ.get("SNAPCASK_CSI_SEEDS", "40"))
+SEEDS = int(os.environ.get("SNAPCASK_CSI_SEEDS", "200"))
 A_RUN = 10
 """Seeds of one test: they share a disk and a store."""
 
@@ -131,10 +131,12 @@ def test_a_pod_that_waits_gets_its_image_in_the_end(
 def test_the_driver_answers_before_kubelet_gives_up(stopped: Driver, slow: Bucket) -> None:
     stopped.settings = {**stopped.settings, "fetch": {"maxMemoryBytes": 16 << 20}}
     stopped.start()
-    kubelet = FakeKubelet(stopped.socket, haste=HASTE, publish_s=1.5)  # its 120 s, in short
+    kubelet = FakeKubelet(stopped.socket, haste=HASTE, publish_s=2.0)  # its 120 s, in short
     pod = kubelet.add(PodVolume(stopped.kubelet, "p", {"image": "models/llama:v1"}))
     kubelet.run(kubelet.settled, 40)
-    assert {code for code, _ in pod.errors} == {"ABORTED"}
+    codes = {code for code, _ in pod.errors}
+    assert "ABORTED" in codes
+    assert codes <= {"ABORTED", "UNAVAILABLE"}  # never DEADLINE_EXCEEDED
     kubelet.close()
 
 
@@ -168,7 +170,7 @@ class Chaos:
                 if dice.random() < 0.3:
                     kubelet.restart()
                 for pod in kubelet.pods.values():
-                    if pod.seen is Seen.MOUNTED:
+                    if pod.wanted and pod.seen is Seen.MOUNTED:
                         assert os.listdir(pod.volume.target), pod
                 pid = self._start()
                 kubelet.reconnect()
@@ -234,6 +236,7 @@ def chaos(stopped: Driver) -> Iterator[Chaos]:
         yield Chaos(stopped, launcher, images)
 
 
+@pytest.mark.timeout(300)  # a busy disk holds killed drivers up in their last fsync
 @pytest.mark.parametrize("first", range(0, SEEDS, A_RUN))
 def test_kill_9_at_any_point_leaves_nothing_behind(chaos: Chaos, first: int) -> None:
     for seed in range(first, min(SEEDS, first + A_RUN)):

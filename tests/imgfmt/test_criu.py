@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imgfmt import criu
+from imgfmt import criu, criu_facts
 from imgfmt.criu import Inventory, Magic, PageFlags, Pagemap, PagemapEntry, Process
 from imgfmt.errors import InvalidImage, InvalidInput
 from imgfmt.nvidia import facts_of_manifest
@@ -117,8 +117,8 @@ def test_real_dumps_are_summed_up_without_warnings(
         assert not summary.compressed
         assert not summary.parent_chain
         assert summary.warnings == ()
-        facts = criu.facts_of(summary, small)
-        assert facts.keys() == {"criu.image_version"}
+        facts = criu_facts.facts_of(summary, small)
+        assert facts == {"criu.image_version": "2", "cpu.arch": "x86_64"}
 
 
 def test_pagemap_prefers_field_5_over_field_2() -> None:
@@ -209,7 +209,9 @@ DECODERS: list[tuple[tuple[Magic, ...], Callable[[bytes], object]]] = [
     ((Magic.COMMON, Magic.PAGEMAP), lambda raw: criu.decode_pagemap(raw, "pagemap-1.img")),
     (
         (Magic.COMMON, Magic.CPUINFO),
-        lambda raw: criu.facts_of(summary_of(), {"inventory.img": INVENTORY, "cpuinfo.img": raw}),
+        lambda raw: criu_facts.facts_of(
+            summary_of(), {"inventory.img": INVENTORY, "cpuinfo.img": raw}
+        ),
     ),
 ]
 
@@ -412,7 +414,7 @@ def test_the_version_of_criu_is_taken_from_the_log(log: bytes, version: str | No
     small = {"inventory.img": INVENTORY, "dump.log": log}
     summary = summary_of(more={"dump.log": log})
     assert summary.criu_version == version
-    assert criu.facts_of(summary, small).get("criu.version") == version
+    assert criu_facts.facts_of(summary, small).get("criu.version") == version
 
 
 def test_cpu_facts_come_from_cpuinfo() -> None:
@@ -422,7 +424,7 @@ def test_cpu_facts_come_from_cpuinfo() -> None:
         "inventory.img": INVENTORY,
         "cpuinfo.img": image(cpu, magics=(Magic.COMMON, Magic.CPUINFO)),
     }
-    assert criu.facts_of(summary_of(), small) == {
+    assert criu_facts.facts_of(summary_of(), small) == {
         "criu.image_version": "2",
         "cpu.vendor": "intel",
         "cpu.family": "6",
@@ -432,10 +434,56 @@ def test_cpu_facts_come_from_cpuinfo() -> None:
     }
 
 
+def cpuinfo(version: int, words: list[int]) -> bytes:
+    """`cpuinfo.img` of an x86 CPU with these words of features."""
+    fields = [number(field, value) for field, value in ((1, 2), (2, 25), (3, 1), (4, 1))]
+    fields += [number(5, version), *(number(6, word) for word in words)]
+    return image(octets(1, b"".join(fields)), magics=(Magic.COMMON, Magic.CPUINFO))
+
+
+@pytest.mark.parametrize(
+    ("version", "n_words", "expected"),
+    [
+        (2, 19, "amx_tile,avx,avx2,avx512f,sse2"),
+        (1, 12, "avx,avx2,avx512f,sse2"),
+        (2, 12, None),
+        (3, 19, None),
+    ],
+)
+def test_instructions_are_named_as_the_kernel_names_them(
+    version: int, n_words: int, expected: str | None
+) -> None:
+    words = [0] * 19
+    words[0], words[4] = 1 << 26 | 1 << 9, 1 << 28 | 1 << 5  # and apic and vmx
+    words[9], words[18] = 1 << 5 | 1 << 16 | 1 << 4, 1 << 24  # and hle, which kernels hide
+    small = {"inventory.img": INVENTORY, "cpuinfo.img": cpuinfo(version, words[:n_words])}
+    facts = criu_facts.facts_of(summary_of(), small)
+    assert facts["cpu.vendor"] == "amd"
+    assert facts.get("cpu.features") == expected
+
+
+def test_plugins_of_the_dump_are_a_fact() -> None:
+    raw = criu.encode_inventory(Inventory(run_id="r", plugins=("amdgpu_plugin", "cuda_plugin")))
+    assert criu.decode_inventory(raw).plugins == ("amdgpu_plugin", "cuda_plugin")
+    facts = criu_facts.facts_of(summary_of(), {"inventory.img": raw})
+    assert facts["criu.plugins"] == "amdgpu_plugin,cuda_plugin"
+
+
+@pytest.mark.parametrize(
+    ("number_of", "expected"), [(1, "x86_64"), (3, "aarch64"), (0, None), (99, None)]
+)
+def test_the_architecture_is_that_of_the_first_process(
+    number_of: int, expected: str | None
+) -> None:
+    core = image(number(1, number_of), magics=(Magic.COMMON, Magic.CORE))
+    small = {"inventory.img": INVENTORY, "core-7.img": core, "core-8.img": b"not looked at"}
+    assert criu_facts.facts_of(summary_of(), small).get("cpu.arch") == expected
+
+
 def test_cpuinfo_of_another_architecture_gives_no_cpu_facts() -> None:
     raw = image(octets(3, number(2, 5)), magics=(Magic.COMMON, Magic.CPUINFO))
     small = {"inventory.img": INVENTORY, "cpuinfo.img": raw}
-    assert criu.facts_of(summary_of(), small) == {"criu.image_version": "2"}
+    assert criu_facts.facts_of(summary_of(), small) == {"criu.image_version": "2"}
 
 
 MANIFEST: dict[str, object] = {
@@ -500,6 +548,9 @@ def test_gpu_products_are_unknown_unless_all_are_known() -> None:
         {"host": {"cpuArch": "a\nb"}},
         {"host": {"cpuArch": "a" * 2000}},
         {"cudaRestore": {"sourceGpus": "GPU-1"}},
+        {"cudaRestore": {"sourceGpuUuids": ["GPU-1"] * 1025}},
+        {"cudaRestore": {"sourceGpus": [{"productName": "a" * 1000}] * 20}},
+        {"k8s": {"cpuLimit": 1 << 20_000}},
     ],
 )
 def test_a_manifest_of_another_shape_is_refused(manifest: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Images and variants: canonical records, and the choice among them."""
+"""Images and variants: canonical records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imgfmt import image as images
 from imgfmt.digest import Digest
-from imgfmt.errors import InvalidImage, InvalidInput, NotFound
+from imgfmt.errors import InvalidImage, InvalidInput
 from imgfmt.image import Image, Member, Variant, Variants, pairs
 from imgfmt.rules import Op, Rule
 from imgfmt.wire import encode_record
@@ -48,14 +48,6 @@ VARIANTS = st.builds(
 )
 
 
-def digest(n: int) -> Digest:
-    return Digest(bytes([n] * 32))
-
-
-def make_image(*rules: str) -> Image:
-    return Image((Member("rank-0", TREE),), tuple(sorted(map(Rule.parse, rules))))
-
-
 @given(IMAGES)
 def test_an_image_is_read_back(image: Image) -> None:
     raw = image.encode()
@@ -88,7 +80,7 @@ def test_damage_is_refused_or_is_canonical() -> None:
     member = Member("a", TREE, "rank", "/data", pairs({"criu": "4.1"}))
     image = Image((member,), (Rule.parse("driver>=550.54"),), pairs({"note": "x"}))
     check_damage(image.encode(), lambda raw: images.decode_image(raw, "image"), Image.encode)
-    variants = Variants((Variant(TREE, image.compat), Variant(digest(1))))
+    variants = Variants((Variant(TREE, image.compat), Variant(TREE)))
     check_damage(variants.encode(), lambda raw: images.decode_variants(raw, "v"), Variants.encode)
 
 
@@ -193,49 +185,6 @@ def test_variants_with_unknown_keys_are_refused() -> None:
 def test_what_no_store_may_hold_is_not_made(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidInput):
         make()
-
-
-def test_the_first_variant_that_fits_is_chosen() -> None:
-    known = {
-        digest(1): make_image("gpu=H100"),
-        digest(2): make_image("driver>=550"),
-        digest(3): make_image(),
-    }
-    when = (Rule.parse("pool=fast"),)
-    variants = Variants((Variant(digest(1)), Variant(digest(2), when), Variant(digest(3))))
-
-    def chosen(**facts: str) -> Digest:
-        return images.choose(variants, known, facts)
-
-    assert chosen(gpu="H100") == digest(1)
-    assert chosen() == digest(1)
-    assert chosen(gpu="B200", pool="fast", driver="560.1") == digest(2)
-    assert chosen(gpu="B200", pool="slow", driver="560.1") == digest(3)
-    assert chosen(gpu="B200", pool="fast", driver="540.9") == digest(3)
-
-
-def test_where_no_variant_fits_each_is_named_with_both_values() -> None:
-    known = {digest(1): make_image("gpu=H100")}
-    variants = Variants((Variant(digest(1)), Variant(digest(2), (Rule.parse("driver>=550"),))))
-    with pytest.raises(InvalidInput) as caught:
-        images.choose(variants, known, {"gpu": "B200", "driver": "535.1"})
-    assert str(caught.value) == (
-        "none of the variants fits this machine: "
-        f"{digest(1).short} wants gpu equal 'H100', here it is 'B200'; "
-        f"{digest(2).short} wants driver at-least '550', here it is '535.1'"
-    )
-
-
-def test_of_many_variants_only_some_are_named() -> None:
-    variant = Variant(TREE, (Rule.parse("a=1"),))
-    for n_variants, end in ((8, "here it is '2'"), (11, "; and 3 more")):
-        with pytest.raises(InvalidInput, match=f"{end}$"):
-            images.choose(Variants((variant,) * n_variants), {}, {"a": "2"})
-
-
-def test_an_image_that_variants_name_and_nobody_has_is_not_found() -> None:
-    with pytest.raises(NotFound, match=str(TREE)):
-        images.choose(Variants((Variant(TREE),)), {}, {})
 
 
 def test_an_image_full_of_small_text_costs_little_memory() -> None:

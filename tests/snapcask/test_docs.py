@@ -56,6 +56,7 @@ def test_every_key_of_every_document_is_documented(
         ("pull", "a:1", tmp_path / "out", "--dry-run"),
         ("pull", "a:1", tmp_path / "out"),
         ("inspect", "a:1"),
+        ("check", "a:1"),
         ("inspect", snapshot),
         ("tag", "a:1", "b:1"),
         ("ls",),

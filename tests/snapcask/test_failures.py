@@ -15,6 +15,7 @@ from imgfmt.errors import (
     AccessDenied,
     Conflict,
     CorruptData,
+    DoesNotFit,
     ErrorKind,
     ImageError,
     Internal,
@@ -44,6 +45,7 @@ EXIT_CODES: list[tuple[type[ImageError], int]] = [
     (OutOfResources, 8),
     (Conflict, 9),
     (Unsupported, 10),
+    (DoesNotFit, 11),
 ]
 
 

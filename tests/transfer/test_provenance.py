@@ -106,7 +106,25 @@ def test_a_manifest_tells_facts_beside_those_of_criu(dump: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "- a\n", "host: [1]", "a: 2020-13-99", "[" * 100_000, "x" * 300_000]
+    "text",
+    [
+        "{",
+        "- a\n",
+        "host: [1]",
+        "[" * 100_000,
+        "x" * 300_000,
+        "a: !!timestamp 2020-13-99",
+        "a: !!python/object:os.system {}",
+        "a: !!int 0x" + "f" * 20_000,
+        "host: &h {cpuArch: *h}",
+        "host: &h [*h]",
+        "a: &a {<<: *a}",
+        "host: {cpuArch: [amd64]}",
+        "k8s: {imageId: {a: b}}",
+        "--- {a: b}\n--- {a: b}\n",
+        'host: {cpuArch: "a\\nb"}',
+        "? [a, b]\n: c\n? {d: e}\n: f\n",
+    ],
 )
 def test_a_malformed_manifest_gives_a_warning(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.yaml").write_text(text)
@@ -115,6 +133,43 @@ def test_a_malformed_manifest_gives_a_warning(tmp_path: Path, text: str) -> None
     (warning,) = found.warnings
     assert "manifest.yaml" in warning
     assert "\n" not in warning
+
+
+def test_scalars_of_a_manifest_are_text_whatever_they_look_like(tmp_path: Path) -> None:
+    (tmp_path / "manifest.yaml").write_text(
+        "a: 2020-13-99\nb: 1:2:3:4\n"
+        "host: {kernelVersion: 6.10, cpuArch: ~}\n"
+        "k8s: {cpuLimit: 0o17, memoryLimit: 1e3, image: null, imageId: ''}\n"
+        "cudaRestore: {sourceDriverVersion: 580.10, sourceGpus: null, sourceGpuUuids: [yes]}\n"
+    )
+    found = describe_directory(str(tmp_path))
+    assert found.warnings == []
+    assert found.facts == {
+        "kernel.release": "6.10",
+        "container.cpu_limit": "0o17",
+        "container.memory_limit": "1e3",
+        "gpu.driver_version": "580.10",
+        "gpu.count": "1",
+    }
+
+
+def test_a_manifest_that_stands_for_more_than_it_is_costs_no_memory(tmp_path: Path) -> None:
+    lines = ["a0: &a0 {k: v}"]
+    for level in range(1, 12):
+        merged = ",".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} {{<<: [{merged}]}}")
+    (tmp_path / "manifest.yaml").write_text("\n".join(lines))
+    found = describe_directory(str(tmp_path))
+    assert found.facts == {}
+    assert "alias" in found.warnings[0]
+
+
+def test_the_architecture_of_a_dump_is_in_its_first_core_file(dump: Path) -> None:
+    core = b"\x19CVTG8\x05U" + b"\x02\0\0\0" + b"\x08\x03"
+    (dump / "core-7.img").write_bytes(core)
+    assert describe_directory(str(dump)).facts["cpu.arch"] == "aarch64"
+    (dump / "core-7.img").write_bytes(core[:-1])
+    assert "core-7.img" in describe_directory(str(dump)).warnings[0]
 
 
 def test_any_other_directory_tells_nothing(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from imgfmt.errors import ImageError
-from imgfmt.tree import Tree
 from transfer.cache.claims import Awaited
 from transfer.cache.layout import DomainPaths
 from transfer.cache.owners import read_object
+from transfer.cache.places import Source, part_folders, read_places
 from transfer.journal import JournalReader
 from transfer.plan import Numbers
 from transfer.threads import Threads
@@ -25,18 +24,6 @@ STALLED_S = 60.0
 """A flight that brings nothing for so long is not waited for any more."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """A local tree to take chunks from; `root` is an open directory."""
-
-    tree: Tree
-    root: int
-
-    def names(self) -> list[bytes]:
-        """Paths of its entries."""
-        return self.tree.paths()
-
-
 Share = Callable[[Source, Numbers, Numbers], Awaitable[None]]
 """Takes chunks (numbers of the plan, chunks of the source) as far as that is possible."""
 
@@ -44,11 +31,11 @@ Share = Callable[[Source, Numbers, Numbers], Awaitable[None]]
 class _Followed:
     """Chunks that one other build is to bring."""
 
-    def __init__(self, paths: DomainPaths, awaited: Awaited, open_root: Callable[[str], int]):
+    def __init__(self, paths: DomainPaths, awaited: Awaited, keep: Callable[[Source], Source]):
         self.awaited = awaited
         self.left = np.ones(len(awaited.numbers), np.bool_)
         self._paths = paths
-        self._open_root = open_root
+        self._keep = keep
         self._source: Source | None = None
         self._reader: JournalReader | None = None
 
@@ -74,14 +61,17 @@ class _Followed:
         return ~nothing if os.path.exists(self._paths.mark(tree)) else nothing
 
     def source(self) -> Source:
-        """Where to take from. Raises OSError if it is gone. Blocks."""
+        """Where to take from. Raises OSError or ImageError if it is gone. Blocks."""
         if self._source is None:
-            tree = self.awaited.tree
+            digest = self.awaited.tree
+            places = read_places(self._paths, digest, self._tree)
             try:
-                root = self._open_root(self._paths.partial(tree))
+                folders = part_folders(self._paths, digest, places.disks, partial=True)
+                source = Source.at(self._tree, folders, places)
             except FileNotFoundError:
-                root = self._open_root(self._paths.tree(tree))
-            self._source = Source(self._tree, root)
+                folders = part_folders(self._paths, digest, places.disks)
+                source = Source.at(self._tree, folders, places)
+            self._source = self._keep(source)
         return self._source
 
 
@@ -89,16 +79,17 @@ async def follow(
     paths: DomainPaths,
     awaited: Sequence[Awaited],
     share: Share,
-    open_root: Callable[[str], int],
+    keep: Callable[[Source], Source],
     is_done: Callable[[Numbers], npt.NDArray[np.bool_]],
     threads: Threads,
 ) -> tuple[Numbers, frozenset[str]]:
     """Take all that the flights bring; returns the numbers that they did not, and who is stalled.
 
+    Sources are handed to `keep`, which closes them in the end.
     Returns when every flight has ended or brought all, or none brought anything for STALLED_S.
     """
     stalled: frozenset[str] = frozenset()
-    followed = [_Followed(paths, item, open_root) for item in awaited]
+    followed = [_Followed(paths, item, keep) for item in awaited]
     brought_s = time.monotonic()
     while followed:
         took = False
@@ -124,6 +115,6 @@ async def _take(item: _Followed, ready: Numbers, share: Share, threads: Threads)
     item.left[ready] = False
     try:
         source = await threads.run(item.source)
-    except OSError:
+    except (OSError, ImageError):
         return
     await share(source, item.awaited.numbers[ready], item.awaited.chunk[ready])

@@ -1,11 +1,13 @@
-"""One tree being built in `partial/`, and its commit. The caller holds the tree's lock."""
+"""One tree being built in `partial/`, and its commit. The caller holds the tree's lock.
+
+What is said of folders holds for the part of the tree on each disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -13,22 +15,33 @@ from collections.abc import Sequence
 import numpy as np
 
 from imgfmt.digest import Digest
+from imgfmt.errors import ImageError
 from transfer.attributes import Warnings, WriterProfile
+from transfer.cache.disks import MAIN
 from transfer.cache.durable import TEMPORARY, remove_file, replace_file, sync_folder
 from transfer.cache.layout import CacheRoot, DomainPaths
+from transfer.cache.places import (
+    Places,
+    Source,
+    TreeFiles,
+    part_folders,
+    read_places,
+    write_places,
+)
 from transfer.cache.records import Mark
 from transfer.cache.share import Runs, Sharer
+from transfer.cache.spread import Spread
+from transfer.cache.trash import discard, discard_at, take_back
 from transfer.catalog import MemberContent
 from transfer.checking import bad_chunks
 from transfer.filesystems import sync_filesystem
 from transfer.journal import Flags, Journal, begin_journal, read_journal
 from transfer.materialise import TreeWriter
+from transfer.parts import Parts
 from transfer.plan import Numbers
-from transfer.staging import remove_tree
 from transfer.threads import Threads
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Build:
@@ -45,12 +58,14 @@ class Build:
         self.tree = content.tree
         self.folder = paths.partial(digest)
         self.done: Flags = np.zeros(self.tree.n_chunks, np.bool_)
-        self.root = -1
+        self.places = Places.all_on_main(self.tree)
+        self.roots: list[int] = []
         self._cache = cache
         self._paths = paths
         self._guard = threading.Lock()
         self._journal: Journal | None = None
         self._writer: TreeWriter | None = None
+        self._source: Source | None = None
 
     @property
     def writer(self) -> TreeWriter:
@@ -58,48 +73,84 @@ class Build:
         assert self._writer is not None
         return self._writer
 
-    async def open(self, threads: Threads, warnings: Warnings, *, direct: bool) -> None:
-        """Go on with what is there, or begin."""
-        resumed = await threads.run(self._find)
-        if resumed:
-            self.done = await self._trusted(threads)
-        await threads.run(self._begin, resumed, warnings, direct=direct)
+    @property
+    def source(self) -> Source:
+        """Its own files, once the build is open, to take chunks from."""
+        assert self._source is not None
+        return self._source
+
+    @property
+    def session(self) -> bytes:
+        """That of all disks that it is written to."""
+        return self._paths.disks.session(self._cache.session, self.places.disks)
+
+    @property
+    def root(self) -> int:
+        """The directory of the main part, once the build is open."""
+        return self.roots[0]
+
+    async def open(
+        self, spread: Spread, threads: Threads, warnings: Warnings, *, direct: bool
+    ) -> None:
+        """Go on with what is there, or begin where `spread` says."""
+        kept = await threads.run(self._find)
+        if kept is not None:
+            self.done = await self._trusted(kept, spread.ids, threads)
+        self.places = await threads.run(spread.place, self.tree, kept)
+        await threads.run(self._begin, kept is not None, warnings, direct=direct)
         await self.writer.prepare(threads)
 
-    def _find(self) -> bool:
-        """Whether there is something to go on with; if not, the place is free then."""
-        final, partial = self._paths.tree(self.digest), self.folder
-        if os.path.isdir(final):  # a commit that was cut off, or a removal
-            if os.path.isdir(partial):
-                discard(self._cache, final)
-            else:
-                os.rename(final, partial)
+    def _find(self) -> Places | None:
+        """Where the files are that there is to go on with; if there are none, the place is free."""
+        take_back(self._cache, self._paths, self.digest)
         journal = self._paths.journal(self.digest)
-        if os.path.isdir(partial):
+        if os.path.isdir(self.folder):
             if read_journal(journal, self.digest, self.tree.n_chunks) is not None:
-                return True
-            discard(self._cache, partial)
+                with contextlib.suppress(ImageError):
+                    return read_places(self._paths, self.digest, self.tree)
+            discard(self._cache, self.folder)
         remove_file(journal)
-        return False
+        return None
 
-    async def _trusted(self, threads: Threads) -> Flags:
-        """The chunks of the journal; those of another session only if they are right."""
-        path = self._paths.journal(self.digest)
+    async def _trusted(self, kept: Places, ids: Sequence[bytes], threads: Threads) -> Flags:
+        """The chunks of the journal; those of another session only if they are right.
+
+        None of those on a disk that is not among `ids`.
+        """
+        path, disks = self._paths.journal(self.digest), self._paths.disks
         found = await threads.run(read_journal, path, self.digest, self.tree.n_chunks)
         if found is None:
             return self.done
-        if found.session != self._cache.session:
+        there = [disk for disk in kept.disks if disk in ids]
+        is_there = np.array([disk in ids for disk in kept.ids])
+        found.done[~is_there[kept.of[self.tree.chunk_entry]]] = False
+        if found.session != disks.session(self._cache.session, there):
+            folders = [self._on(disk).partial(self.digest) for disk in kept.ids]
+            names = TreeFiles(self.tree, folders, kept).names
             numbers = np.flatnonzero(found.done)
-            found.done[await bad_chunks(self.tree, self.folder, numbers, threads)] = False
+            found.done[await bad_chunks(self.tree, names, numbers, threads)] = False
         return found.done
 
+    def _on(self, disk_id: bytes) -> DomainPaths:
+        """The domain on a disk; on the main one, if that disk is not there."""
+        disk = self._paths.disks.find(disk_id)
+        return self._paths if disk is None else self._paths.on(disk)
+
     def _begin(self, resumed: bool, warnings: Warnings, *, direct: bool) -> None:
-        if not resumed:
-            os.mkdir(self.folder, 0o700)
-        self.root = os.open(self.folder, _DIRECTORY)
-        os.fchmod(self.root, 0o700)
+        for disk in self._paths.disks.there():
+            if not resumed or disk.id not in self.places.disks:
+                with contextlib.suppress(FileNotFoundError):
+                    discard_at(disk.path, self._paths.on(disk).partial(self.digest))
         journal = self._paths.journal(self.digest)
-        self._journal = begin_journal(journal, self.digest, self.done, self._cache.session)
+        self._journal = begin_journal(journal, self.digest, self.done, self.session)
+        write_places(self._paths, self.digest, self.places)  # after what is not there any more
+        folders = part_folders(self._paths, self.digest, self.places.disks, partial=True)
+        for folder in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            os.chmod(folder, 0o700)
+        self.roots = [os.open(folder, _DIRECTORY) for folder in folders]
+        self._source = Source(self.tree, self.roots, self.places)
         self._writer = TreeWriter(
             self.tree,
             self.root,
@@ -108,6 +159,7 @@ class Build:
             warnings=warnings,
             resume=True,
             direct=direct,
+            parts=Parts(self.roots, self.places.of),
         )
 
     def accept(self, numbers: Numbers, views: Sequence[memoryview]) -> None:
@@ -122,71 +174,67 @@ class Build:
             self._journal.append(numbers)
             self.done[numbers] = True
 
-    def take(
-        self, numbers: Numbers, runs: Runs, source_root: int, names: Sequence[bytes], by: Sharer
-    ) -> None:
-        """Take `numbers` from the files of another tree, which are at `names` below `source_root`.
+    def take(self, numbers: Numbers, runs: Runs, source: Source, by: Sharer) -> None:
+        """Take `numbers` from the files of another tree.
 
         `runs` were made of them. What can't be taken is left undone. Blocks.
         """
         for entry, low, high in runs.by_entry():
             with self.writer.opened(entry) as to:
-                taken = self._take_file(to, runs, low, high, source_root, names, by)
+                taken = self._take_file(to, runs, low, high, source, by)
             of_file = numbers[runs.first[low] : runs.first[taken]]
             if len(of_file):
                 self.note(of_file)
 
     def _take_file(
-        self,
-        to: int,
-        runs: Runs,
-        low: int,
-        high: int,
-        root: int,
-        names: Sequence[bytes],
-        by: Sharer,
+        self, to: int, runs: Runs, low: int, high: int, source: Source, by: Sharer
     ) -> int:
         """Take runs [low, high) of one file; returns the first that could not be taken."""
-        opened = source = -1
+        opened = descriptor = -1
+        own_disk, disk = self.source.disk(int(runs.entry[low])), MAIN
         k = low
         try:
             for k in range(low, high):
                 wanted = int(runs.source_entry[k])
                 if wanted != opened:
-                    if source >= 0:
-                        os.close(source)
-                        source = -1
-                    source, opened = os.open(names[wanted], _READ, dir_fd=root), wanted
+                    if descriptor >= 0:
+                        os.close(descriptor)
+                        descriptor = -1
+                    descriptor, opened = source.open(wanted), wanted
+                    disk = source.disk(wanted)
                 place = int(runs.source_offset[k]), to, int(runs.offset[k]), int(runs.length[k])
-                by.take(source, *place)
+                by.take(descriptor, *place, disks=(disk, own_disk))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return k
         finally:
-            if source >= 0:
-                os.close(source)
+            if descriptor >= 0:
+                os.close(descriptor)
         return high
 
     def close(self) -> None:
         """Give up descriptors."""
         if self._journal is not None:
             self._journal.close()
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
+        while self.roots:
+            os.close(self.roots.pop())
 
 
 def commit(cache: CacheRoot, paths: DomainPaths, builds: Sequence[Build], *, fsync: bool) -> None:
     """Make finished trees complete: synced together, renamed, marked last. Blocks."""
     cache.check_there()
-    marks = [_prepared_mark(cache, paths, build, fsync=fsync) for build in builds]
+    touched = {disk for build in builds for disk in build.places.disks}
+    cache.check_disks(touched)
+    marks = [_prepared_mark(paths, build, fsync=fsync) for build in builds]
+    disks = [disk for disk in cache.disks if disk.id in touched]
     if fsync:
-        sync_filesystem(cache.path)
-    for build in builds:
-        os.rename(build.folder, paths.tree(build.digest))
-    if fsync:
-        sync_folder(os.path.join(paths.folder, "trees"))
+        for root in (*(disk.path for disk in disks), cache.path):
+            sync_filesystem(root)
+    for disk in disks:
+        own = [build for build in builds if disk.id in build.places.disks]
+        _name(paths.on(disk), own, fsync=fsync)
+    _name(paths, builds, fsync=fsync)
     for build, mark in zip(builds, marks, strict=True):
         os.rename(mark, paths.mark(build.digest))
     if fsync:
@@ -196,35 +244,26 @@ def commit(cache: CacheRoot, paths: DomainPaths, builds: Sequence[Build], *, fsy
         remove_file(paths.journal(build.digest))
 
 
-def _prepared_mark(cache: CacheRoot, paths: DomainPaths, build: Build, *, fsync: bool) -> str:
+def _name(paths: DomainPaths, builds: Sequence[Build], *, fsync: bool) -> None:
+    """Give the parts on one disk their final names."""
+    for build in builds:
+        os.rename(paths.partial(build.digest), paths.tree(build.digest))
+    if fsync:
+        sync_folder(os.path.join(paths.folder, "trees"))
+
+
+def _prepared_mark(paths: DomainPaths, build: Build, *, fsync: bool) -> str:
     """Write the mark of a tree under another name, so that it is synced with the tree."""
     tree = build.tree
     mark = Mark(
         build.digest,
         synced=fsync,
-        session=cache.session,
+        session=build.session,
         logical_bytes=tree.logical_bytes,
         data_bytes=tree.logical_bytes - tree.zero_bytes,
         time_ns=max(0, time.time_ns()),
+        disks=build.places.disks,
     )
     path = os.path.join(paths.folder, "marks", f"{TEMPORARY}{build.digest.hex}")
     replace_file(path, [mark.encode()], fsync=False)
     return path
-
-
-def discard(cache: CacheRoot, path: str) -> None:
-    """Remove a directory: moved to `trash/` first, so that it is never half there. Blocks."""
-    name = f"{os.path.basename(path)[:80]}-{secrets.token_hex(8)}"
-    os.rename(path, os.path.join(cache.trash, name))
-    empty_trash(cache, name)
-
-
-def empty_trash(cache: CacheRoot, *names: str) -> None:
-    """Remove what lies in `trash/`, or these names of it, as far as that is possible."""
-    descriptor = os.open(cache.trash, _DIRECTORY)
-    try:
-        for name in names or os.listdir(descriptor):
-            with contextlib.suppress(OSError):
-                remove_tree(os.fsencode(name), descriptor)
-    finally:
-        os.close(descriptor)

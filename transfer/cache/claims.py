@@ -5,19 +5,21 @@ Who looks at the others' flights and states the own does so under the cache's pl
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from imgfmt.digest import Digest
 from imgfmt.errors import OutOfResources
+from transfer.cache.disks import MAIN, ByDisk, free_of
 from transfer.cache.flights import OtherFlight, OwnFlight, live_flights, reserved
 from transfer.cache.layout import DomainPaths
 from transfer.cache.locks import waited
 from transfer.cache.owners import ABSENT, keys_of
 from transfer.cache.records import Flight
+from transfer.oserrors import printable
 from transfer.plan import U1, ChunkTable, Numbers
 
 
@@ -61,36 +63,41 @@ def find_twins(digests: U1, done: Numbers, missing: Numbers) -> tuple[Numbers, T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claimant:
-    """States what a plan fetches. `trees` are those that are built, as `table` numbers them."""
+    """States what a plan fetches. `trees` are those that are built, as `table` numbers them.
+
+    `bytes_on` tells the bytes of some of these chunks on each disk, `roots` has the disks' paths.
+    """
 
     paths: DomainPaths
     table: ChunkTable
     trees: Sequence[Digest]
     flight: OwnFlight
+    bytes_on: Callable[[Numbers], ByDisk]
+    roots: Mapping[bytes, str]
 
     def claim(
-        self, wanted: Numbers, before: Numbers, *, extra_bytes: int, ignored: frozenset[str]
+        self, wanted: Numbers, before: Numbers, *, extra: ByDisk, ignored: frozenset[str]
     ) -> Claims:
         """Claim what nobody else fetches of `wanted`, beside what was claimed `before`.
 
-        `extra_bytes` are written besides what is fetched. The flights at the paths `ignored` are
+        `extra` bytes are written besides what is fetched. The flights at the paths `ignored` are
         not waited for. Raises OutOfResources where space is missing, and claims nothing. Blocks.
         """
         with waited(self.paths.plan_lock):
             others = live_flights(self.paths, self.flight)
             own, awaited = self._divide(wanted, [o for o in others if o.path not in ignored])
             claimed = np.concatenate([before, own])
-            fetched = int(self.table.plain_bytes[own].sum(dtype=np.uint64))
-            needed_bytes = fetched + extra_bytes
-            self._check_space(needed_bytes)
+            needed = Counter(self.bytes_on(own)) + Counter(extra)
+            self._check_space(needed)
             first = np.array(self.table.first)
             tree = np.searchsorted(first, claimed, side="right") - 1
             flight = Flight(
                 tuple(self.trees),
-                self.flight.done_bytes + needed_bytes,
+                self.flight.done_bytes + needed.total(),
                 self.table.digest[claimed],
                 tree.astype("u4"),
                 (claimed - first[tree]).astype("u4"),
+                dict(needed) if needed.keys() - {MAIN} else {},
             )
             self.flight.state(flight)
         return Claims(own, awaited)
@@ -111,13 +118,15 @@ class Claimant:
             wanted = wanted[~has]
         return wanted, awaited
 
-    def _check_space(self, needed_bytes: int) -> None:
-        found = os.statvfs(self.paths.folder)
-        free_bytes = found.f_bavail * found.f_frsize
+    def _check_space(self, needed: ByDisk) -> None:
         reserved_bytes = reserved(self.paths.root, self.flight)
-        if found.f_blocks and needed_bytes > free_bytes - reserved_bytes:
-            raise OutOfResources(
-                f"the cache needs {needed_bytes} bytes; its filesystem has {free_bytes} free, of"
-                f" which {reserved_bytes} are reserved by other downloads; remove images, or unpin"
-                " or unmount some so that they can be removed"
-            )
+        for disk, root in self.roots.items():
+            needed_bytes, taken_bytes = needed.get(disk, 0), reserved_bytes.get(disk, 0)
+            free_bytes, all_bytes = free_of(root)
+            if all_bytes and needed_bytes > free_bytes - taken_bytes:
+                where = f" on disk {printable(root)}" if disk else ""
+                raise OutOfResources(
+                    f"the cache needs {needed_bytes} bytes{where}; its filesystem has {free_bytes}"
+                    f" free, of which {taken_bytes} are reserved by other downloads; remove images,"
+                    " or unpin or unmount some so that they can be removed"
+                )

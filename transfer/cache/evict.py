@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from imgfmt.digest import Digest
 from imgfmt.errors import InvalidInput
-from transfer.cache.build import discard, empty_trash
+from transfer.cache.disks import MAIN, ByDisk, free_of
 from transfer.cache.durable import remove_file, sync_folder
 from transfer.cache.flights import OwnFlight, reserved
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
 from transfer.cache.owners import read_mark
 from transfer.cache.share import can_clone
+from transfer.cache.trash import discard_at, domain_roots, empty_trash
+from transfer.cache.unfinished import drop_partial, unfinished
 from transfer.cache.usage import MOUNT_PIN, exclusive_bytes, held_bytes, pins_of, used_ns
 from transfer.filesystems import sync_filesystem
 from transfer.mounts import mounts
@@ -57,104 +59,141 @@ class _Candidate:
     paths: DomainPaths
     tree: Digest
     used_ns: int
-    exclusive_bytes: int = 0
+    exclusive_bytes: ByDisk
+    disks: frozenset[bytes]
+
+
+_Lacking = Callable[[ByDisk], Collection[bytes]]
+"""Is told how much was freed on each disk, and says on which more is to be freed."""
 
 
 def free_bytes(cache: CacheRoot) -> tuple[int, int]:
-    """Free and all bytes of the cache's filesystem, for this user."""
-    found = os.statvfs(cache.path)
-    used = found.f_blocks - found.f_bfree
-    return found.f_bavail * found.f_frsize, (used + found.f_bavail) * found.f_frsize
+    """Free and all bytes of the filesystems of the cache's disks, for this user."""
+    found = [free_of(root) for root in cache.roots().values()]
+    return sum(free for free, _ in found), sum(whole for _, whole in found)
+
+
+def shares_blocks(cache: CacheRoot) -> dict[bytes, bool]:
+    """On which of its disks blocks can be shared."""
+    return {i: can_clone(os.path.join(root, "trash")) for i, root in cache.roots().items()}
 
 
 def make_room(
     cache: CacheRoot,
-    needed_bytes: int,
+    needed: ByDisk,
     *,
     keep: frozenset[Digest] = frozenset(),
     own: OwnFlight | None = None,
 ) -> list[Evicted]:
-    """Remove trees until `needed_bytes` are free beside what flights but `own` have reserved."""
-    short_bytes = needed_bytes + reserved(cache.path, own) - free_bytes(cache)[0]
-    return _evict(cache, keep, lambda freed_bytes: freed_bytes >= short_bytes)
+    """Remove trees until these bytes are free beside what flights but `own` have reserved."""
+    taken, roots = reserved(cache.path, own), cache.roots()
+    short = {
+        disk: n_bytes + taken.get(disk, 0) - free_of(roots[disk])[0]
+        for disk, n_bytes in needed.items()
+        if disk in roots
+    }
+    return _evict(cache, keep, lambda freed: _short(short, freed))
 
 
 def apply_watermarks(
     cache: CacheRoot, marks: Watermarks, *, keep: frozenset[Digest] = frozenset()
 ) -> list[Evicted]:
-    """Remove trees if too little is free, or the cache is too large."""
-    free, whole = free_bytes(cache)
-    short_bytes = int(marks.end_free * whole) - free if free < marks.begin_free * whole else 0
+    """Remove trees if too little is free on a disk, or the cache is too large."""
+    short, total_short = {}, 0
+    for disk, root in cache.roots().items():
+        free, whole = free_of(root)
+        if free < marks.begin_free * whole:
+            short[disk] = int(marks.end_free * whole) - free
     if marks.max_bytes is not None and (own_bytes := size_bytes(cache)) > marks.max_bytes:
-        short_bytes = max(short_bytes, own_bytes - int(marks.max_bytes * marks.low_share))
-    return _evict(cache, keep, lambda freed_bytes: freed_bytes >= short_bytes)
+        total_short = own_bytes - int(marks.max_bytes * marks.low_share)
+
+    def lacking(freed: ByDisk) -> Collection[bytes]:
+        return cache.roots() if sum(freed.values()) < total_short else _short(short, freed)
+
+    return _evict(cache, keep, lacking)
+
+
+def _short(short: ByDisk, freed: ByDisk) -> Collection[bytes]:
+    return [disk for disk, n_bytes in short.items() if freed.get(disk, 0) < n_bytes]
 
 
 def evict_all(cache: CacheRoot) -> list[Evicted]:
     """Remove every tree that nobody needs, and every unfinished one."""
-    return _evict(cache, frozenset(), lambda freed_bytes: False)
+    return _evict(cache, frozenset(), lambda freed: cache.roots())
 
 
 def size_bytes(cache: CacheRoot) -> int:
     """Bytes that complete trees take; where blocks are shared, each chunk counts once a domain."""
-    shares = can_clone(cache.trash)
+    shares = shares_blocks(cache)
     return sum(
-        held_bytes(paths, paths.listed("marks"), shares=shares) for paths, _ in cache.domains()
+        sum(held_bytes(paths, paths.listed("marks"), shares=shares).values())
+        for paths, _ in cache.domains()
     )
 
 
-def _evict(
-    cache: CacheRoot, keep: frozenset[Digest], enough: Callable[[int], bool]
-) -> list[Evicted]:
-    """Remove what may go, until `enough` says so of the bytes that were freed."""
-    if enough(0):
+def _evict(cache: CacheRoot, keep: frozenset[Digest], lacking: _Lacking) -> list[Evicted]:
+    """Remove what may go, as long as something lacks on a disk."""
+    if not lacking({}):
         return []
-    empty_trash(cache)
+    roots = cache.roots()
+    for root in roots.values():
+        empty_trash(root)
     evicted: list[Evicted] = []
-    shares = can_clone(cache.trash)
+    shares = shares_blocks(cache)
     failed: set[tuple[str, Digest]] = set()
-    freed, free_before = 0, free_bytes(cache)[0]
-    for paths, tree in _unfinished(cache):
-        if tree not in keep and not enough(freed) and _drop_partial(cache, paths, tree, evicted):
-            freed += evicted[-1].freed_bytes
-    while not enough(freed):
-        candidate = _next(cache, keep, failed, shares=shares)
+    freed: Counter[bytes] = Counter()
+    free_before = {disk: free_of(root)[0] for disk, root in roots.items()}
+    for paths, tree in unfinished(cache):
+        if tree not in keep and lacking(freed) and (found := drop_partial(cache, paths, tree)):
+            evicted.append(Evicted(paths.name, tree, found.total(), partial=True))
+            freed.update(found)
+    while wanted := lacking(freed):
+        candidate = _next(cache, keep, failed, shares, frozenset(wanted))
         if candidate is None:
             break
         if remove_complete(cache, candidate.paths, candidate.tree):
-            found = candidate.exclusive_bytes
-            evicted.append(Evicted(candidate.paths.name, candidate.tree, found))
-            freed += found
+            n_bytes = sum(candidate.exclusive_bytes.values())
+            evicted.append(Evicted(candidate.paths.name, candidate.tree, n_bytes))
+            freed.update(candidate.exclusive_bytes)
         else:
             failed.add((candidate.paths.name, candidate.tree))
     if evicted:
-        sync_filesystem(cache.path)  # Btrfs frees the space only then
-        _await_free(cache, free_before + freed)
+        for disk, root in roots.items():
+            sync_filesystem(root)  # Btrfs frees the space only then
+            _await_free(root, free_before[disk] + freed[disk])
     return evicted
 
 
-def _await_free(cache: CacheRoot, expected_bytes: int) -> None:
+def _await_free(root: str, expected_bytes: int) -> None:
     """Wait a moment until the filesystem has the bytes; XFS frees them in the background."""
     until_s = time.monotonic() + _FREEING_S
-    while free_bytes(cache)[0] < expected_bytes * 0.99 and time.monotonic() < until_s:
+    while free_of(root)[0] < expected_bytes * 0.99 and time.monotonic() < until_s:
         time.sleep(_FREEING_S / 100)
 
 
 def _next(
-    cache: CacheRoot, keep: frozenset[Digest], failed: set[tuple[str, Digest]], *, shares: bool
+    cache: CacheRoot,
+    keep: frozenset[Digest],
+    failed: set[tuple[str, Digest]],
+    shares: Mapping[bytes, bool],
+    wanted: frozenset[bytes],
 ) -> _Candidate | None:
-    """The least recently used tree that frees something; else the least recently used one."""
+    """The least recently used tree that frees something on the `wanted` disks.
+
+    If none does, the least recently used one that lies on one of them.
+    """
     candidates = []
     for paths, _ in cache.domains():
         trees = paths.listed("marks")
         alone = exclusive_bytes(paths, trees, shares=shares)
-        candidates += [
-            _Candidate(paths, tree, used_ns(paths, tree), alone[tree])
-            for tree in trees
-            if tree not in keep and (paths.name, tree) not in failed
-        ]
+        for tree in trees:
+            mark = read_mark(paths, tree)
+            disks = frozenset((MAIN, *(mark.disks if mark is not None else ())))
+            if tree not in keep and (paths.name, tree) not in failed and disks & wanted:
+                used = used_ns(paths, tree)
+                candidates.append(_Candidate(paths, tree, used, alone[tree], disks))
     candidates.sort(key=lambda c: c.used_ns)
-    freeing = (c for c in candidates if c.exclusive_bytes)
+    freeing = (c for c in candidates if any(c.exclusive_bytes.get(disk) for disk in wanted))
     return next(freeing, candidates[0] if candidates else None)
 
 
@@ -185,51 +224,15 @@ def remove_complete(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> bool:
             return False
         if remove_file(paths.mark(tree)):
             sync_folder(os.path.dirname(paths.mark(tree)))
-        if os.path.isdir(paths.tree(tree)):
-            discard(cache, paths.tree(tree))
-        for path in (paths.damage(tree), paths.used(tree), paths.owners(tree), paths.object(tree)):
-            remove_file(path)
+        for root, of_disk in domain_roots(cache, paths):
+            if os.path.isdir(of_disk.tree(tree)):
+                discard_at(root, of_disk.tree(tree))
+        for kept in (paths.damage, paths.used, paths.owners, paths.object, paths.places):
+            remove_file(kept(tree))
         if not os.path.isdir(paths.partial(tree)):
+            remove_file(paths.journal(tree))
             held.remove()
     return True
-
-
-def _unfinished(cache: CacheRoot) -> Iterator[tuple[DomainPaths, Digest]]:
-    """Trees whose build was cut off, and those whose removal was."""
-    for paths, _ in cache.domains():
-        yield from ((paths, tree) for tree in paths.listed("partial"))
-        for tree in paths.listed("trees"):
-            if read_mark(paths, tree) is None:
-                yield paths, tree
-
-
-def _drop_partial(
-    cache: CacheRoot, paths: DomainPaths, tree: Digest, evicted: list[Evicted]
-) -> bool:
-    held = lock(paths.lock(tree), wait=False)
-    if held is None:
-        return False
-    with held:
-        if read_mark(paths, tree) is not None:
-            return False
-        freed = 0
-        for folder in (paths.partial(tree), paths.tree(tree)):
-            if os.path.isdir(folder):
-                freed += disk_bytes(folder)
-                discard(cache, folder)
-        remove_file(paths.journal(tree))
-        evicted.append(Evicted(paths.name, tree, freed, partial=True))
-    return True
-
-
-def disk_bytes(folder: str) -> int:
-    """Bytes that the files below a folder take, shared ones too."""
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(above, name)).st_blocks * 512
-    return total
 
 
 def remove_image(
@@ -237,12 +240,12 @@ def remove_image(
 ) -> list[Evicted]:
     """Remove an image, and those of its `trees` that nobody needs and no other image here has."""
     remove_file(paths.image(image))
-    shares = can_clone(cache.trash)
+    shares = shares_blocks(cache)
     removed = []
     for tree in sorted(trees):
-        alone = exclusive_bytes(paths, paths.listed("marks"), shares=shares).get(tree, 0)
+        alone = exclusive_bytes(paths, paths.listed("marks"), shares=shares).get(tree, {})
         if remove_complete(cache, paths, tree):
-            removed.append(Evicted(paths.name, tree, alone))
+            removed.append(Evicted(paths.name, tree, sum(alone.values())))
     return removed
 
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from imgfmt.errors import OutOfResources
+from imgfmt.errors import NotFound, OutOfResources
 from transfer.attributes import Warnings
-from transfer.cache.await_others import Source, follow
+from transfer.cache.await_others import follow
 from transfer.cache.build import Build, commit
 from transfer.cache.claims import Awaited, Claimant, Claims, Twins, find_twins
+from transfer.cache.disks import ByDisk
 from transfer.cache.flights import OwnFlight
 from transfer.cache.layout import CacheRoot, DomainPaths
+from transfer.cache.needs import Needs
 from transfer.cache.owners import Donor, find_donors
-from transfer.cache.share import Sharer, can_clone, join_runs
+from transfer.cache.places import Source, part_folders
+from transfer.cache.share import Sharer, join_runs
+from transfer.cache.spread import Spread
 from transfer.execute import Executor, Strict, each
 from transfer.plan import Numbers
 from transfer.progress import Progress
@@ -34,8 +38,8 @@ from transfer.tasks import first_cause
 SLICE_CHUNKS = 2048
 """Chunks that are shared by one thread before they are noted."""
 
-MakeRoom = Callable[[int], Awaitable[int]]
-"""Is told how many bytes are needed, removes trees, and returns the bytes that this freed."""
+MakeRoom = Callable[[ByDisk], Awaitable[int]]
+"""Is told how many bytes are needed where, removes trees, and returns the bytes that this freed."""
 
 
 @dataclass(slots=True)
@@ -68,8 +72,16 @@ class Fill(Strict):
         self._flight = flight
         self._progress = progress
         self._make_room = make_room
-        self._first = np.array(executor.table.first)
-        self._claimant = Claimant(paths, executor.table, [b.digest for b in builds], flight)
+        self._roots = cache.roots()
+        self._needs = Needs(executor.table, builds, self._roots)
+        self._claimant = Claimant(
+            paths,
+            executor.table,
+            [build.digest for build in builds],
+            flight,
+            self._needs.on_disks,
+            self._roots,
+        )
         self._claimed: Numbers = np.zeros(0, np.int64)
         self._ignored: frozenset[str] = frozenset()  # flights that are not waited for
         self._sharer = Sharer()
@@ -79,15 +91,20 @@ class Fill(Strict):
     async def run(self, warnings: Warnings, *, direct: bool, fsync: bool) -> FillStats:
         """Build and commit the trees. Evicts once where the disk is full."""
         run = self._executor.threads.run
+        own = frozenset(build.digest for build in self._builds)
+        await run(self._paths.make_on_disks)
+        spread = await run(Spread, self._roots, self._paths, self._cache.session, self._flight, own)
         for build in self._builds:
-            await build.open(self._executor.threads, warnings, direct=direct)
+            await build.open(spread, self._executor.threads, warnings, direct=direct)
         missing = np.flatnonzero(~self._done())
-        self._total_bytes = self._bytes_of(missing)
+        self._total_bytes = self._needs.total(missing)
         self._progress.phase("fetch", self._total_bytes)
         try:
             await self._fill()
         except OutOfResources as error:
-            if not (_is_full(error) and await self._make_room(self._bytes_of(self._missing()))):
+            if not (
+                _is_full(error) and await self._make_room(self._needs.on_disks(self._missing()))
+            ):
                 raise
             await self._fill()
         self._progress.phase("commit", 0)
@@ -105,7 +122,7 @@ class Fill(Strict):
 
     def accept(self, numbers: Numbers, views: Sequence[memoryview]) -> None:
         """See `Sink.accept`."""
-        for index, where, of_tree in self._by_tree(numbers):
+        for index, where, of_tree in self._needs.by_tree(numbers):
             self._builds[index].accept(of_tree, [views[i] for i in where.tolist()])
         self._flight.advance(sum(map(len, views)), self._total_bytes)
 
@@ -113,10 +130,8 @@ class Fill(Strict):
         run = self._executor.threads.run
         done = self._done()
         donors, leaders, twins = await run(self._sort, done)
-        clones = await run(can_clone, self._cache.trash)
-        unshared = [twins.numbers] + [donor.wanted for donor in donors]
-        extra_bytes = 0 if clones else sum(map(self._bytes_of, unshared))
-        claims = await self._claim(leaders, extra_bytes)
+        copied = await run(self._needs.copied, donors, twins)
+        claims = await self._claim(leaders, self._needs.on_disks(copied))
         await self._at_once(
             self._share_all(donors), self._fetch(claims.own), self._await_all(claims.awaited)
         )
@@ -150,16 +165,14 @@ class Fill(Strict):
             self._to_close.callback(donor.lock.close)
             left[donor.wanted] = False
             numbers = missing[donor.wanted]
-            renumbered.append(Donor(donor.digest, donor.tree, donor.lock, numbers, donor.chunk))
+            renumbered.append(replace(donor, wanted=numbers))
         return renumbered, *find_twins(digests, np.flatnonzero(done), missing[left])
 
-    async def _claim(self, wanted: Numbers, extra_bytes: int) -> Claims:
+    async def _claim(self, wanted: Numbers, extra: ByDisk) -> Claims:
         """Claim chunks; where there is no space for them, make some once."""
 
         def claim() -> Claims:
-            claims = self._claimant.claim(
-                wanted, self._claimed, extra_bytes=extra_bytes, ignored=self._ignored
-            )
+            claims = self._claimant.claim(wanted, self._claimed, extra=extra, ignored=self._ignored)
             self._claimed = np.concatenate([self._claimed, claims.own])
             return claims
 
@@ -167,7 +180,8 @@ class Fill(Strict):
         try:
             return await run(claim)
         except OutOfResources:
-            if not await self._make_room(self._bytes_of(wanted) + extra_bytes):
+            needed = Counter(await run(self._needs.on_disks, wanted)) + Counter(extra)
+            if not await self._make_room(needed):
                 raise
         return await run(claim)
 
@@ -175,40 +189,42 @@ class Fill(Strict):
         if not len(numbers):
             return
         run = self._executor.threads.run
-        for index, _, of_tree in self._by_tree(np.sort(numbers)):
+        for index, _, of_tree in self._needs.by_tree(np.sort(numbers)):
             await run(self._builds[index].writer.preallocate, of_tree)
         stats = await self._executor.read(self, numbers, progress=_Advancing(self._progress))
         self.stats.fetched_bytes += stats.fetched_bytes
 
     async def _share_all(self, donors: Sequence[Donor]) -> None:
         for donor in donors:
-            root = await self._executor.threads.run(self._open, self._paths.tree(donor.digest))
-            await self._share(Source(donor.tree, root), donor.wanted, donor.chunk)
+            with contextlib.suppress(OSError, NotFound):  # its disk is gone: it is fetched then
+                source = await self._executor.threads.run(self._opened, donor)
+                await self._share(source, donor.wanted, donor.chunk)
 
-    def _open(self, folder: str) -> int:
-        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._to_close.callback(os.close, root)
-        return root
+    def _opened(self, donor: Donor) -> Source:
+        folders = part_folders(self._paths, donor.digest, donor.places.disks)
+        return self._keep(Source.at(donor.tree, folders, donor.places))
+
+    def _keep(self, source: Source) -> Source:
+        self._to_close.callback(source.close)
+        return source
 
     async def _share(self, source: Source, numbers: Numbers, chunks: Numbers) -> None:
         """Take chunks of the plan from the files of `source`; what can't be taken stays missing."""
         order = np.argsort(numbers, kind="stable")
         numbers, chunks = numbers[order], chunks[order]
-        names = await self._executor.threads.run(source.names)
+        await self._executor.threads.run(lambda: source.names)  # once, and not by many
 
         async def take(job: tuple[int, Numbers, Numbers]) -> None:
             build, of_tree, chunk = self._builds[job[0]], job[1], job[2]
             runs = join_runs(build.tree, of_tree, source.tree, chunk)
-            await self._executor.threads.run(
-                build.take, of_tree, runs, source.root, names, self._sharer
-            )
+            await self._executor.threads.run(build.take, of_tree, runs, source, self._sharer)
             n_bytes = int(build.tree.chunk_bytes[of_tree].sum(dtype=np.uint64))
             self._flight.advance(n_bytes, self._total_bytes)
             self._progress.advance(n_bytes)
 
         jobs = [
             (index, of_tree[i : i + SLICE_CHUNKS], chunks[where][i : i + SLICE_CHUNKS])
-            for index, where, of_tree in self._by_tree(numbers)
+            for index, where, of_tree in self._needs.by_tree(numbers)
             for i in range(0, len(of_tree), SLICE_CHUNKS)
         ]
         await each(iter(jobs), take, self._executor.threads.n_threads)
@@ -218,31 +234,20 @@ class Fill(Strict):
         while awaited:
             threads = self._executor.threads
             left, stalled = await follow(
-                self._paths, awaited, self._share, self._open, self._is_done, threads
+                self._paths, awaited, self._share, self._keep, self._is_done, threads
             )
             if not len(left):
                 break
             self._ignored |= stalled
-            claims = await self._claim(left, 0)
+            claims = await self._claim(left, {})
             await self._fetch(claims.own)
             awaited = claims.awaited
 
     async def _take_twins(self, twins: Twins) -> None:
         """Take chunks from where the same chunk lies in the trees that are built."""
         ready = self._done()[twins.source]
-        for index, where, chunk in self._by_tree(twins.source[ready]):
-            build = self._builds[index]
-            source = Source(build.tree, build.root)
-            await self._share(source, twins.numbers[ready][where], chunk)
-
-    def _by_tree(self, numbers: Numbers) -> list[tuple[int, Numbers, Numbers]]:
-        """For each tree that has some of these: its index, which they are, their numbers in it."""
-        trees = np.searchsorted(self._first, numbers, side="right") - 1
-        found = []
-        for index in np.unique(trees).tolist():
-            where = np.flatnonzero(trees == index)
-            found.append((index, where, numbers[where] - self._first[index]))
-        return found
+        for index, where, chunk in self._needs.by_tree(twins.source[ready]):
+            await self._share(self._builds[index].source, twins.numbers[ready][where], chunk)
 
     def _done(self) -> npt.NDArray[np.bool_]:
         return np.concatenate([build.done for build in self._builds])
@@ -252,9 +257,6 @@ class Fill(Strict):
 
     def _is_done(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
         return self._done()[numbers]
-
-    def _bytes_of(self, numbers: Numbers) -> int:
-        return int(self._executor.table.plain_bytes[numbers].sum(dtype=np.uint64))
 
 
 class _Advancing:

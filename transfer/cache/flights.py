@@ -11,12 +11,14 @@ import os
 import secrets
 import struct
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from imgfmt.errors import ImageError
 from imgfmt.wire import decode_record, encode_record
+from transfer.cache.disks import MAIN
 from transfer.cache.durable import TEMPORARY, read_file, remove_file, write_all
 from transfer.cache.layout import DomainPaths
 from transfer.cache.locks import Lock, is_held, lock_open
@@ -96,11 +98,13 @@ class OtherFlight:
         """Whether its owner is still at it. May turn to False at any time."""
         return is_held(self.path)
 
-    @property
-    def remaining_bytes(self) -> int:
-        """What it has reserved and not yet written."""
+    def remaining(self) -> dict[bytes, int]:
+        """What it has reserved on each disk and not yet written; at least that much."""
         done, _ = read_progress(self.path)
-        return max(0, self.flight.reserved_bytes - done)
+        left = max(0, self.flight.reserved_bytes - done)
+        if not self.flight.by_disk:
+            return {MAIN: left}
+        return {disk: min(n_bytes, left) for disk, n_bytes in self.flight.by_disk.items()}
 
     def find(self, digests: U1) -> Numbers:
         """For each digest the item of the flight that has it, or ABSENT."""
@@ -113,14 +117,14 @@ class OtherFlight:
         return np.where(same, item, ABSENT)
 
 
-def reserved(root: str, own: OwnFlight | None) -> int:
-    """Bytes that flights of others, of all domains, have reserved and not yet written."""
+def reserved(root: str, own: OwnFlight | None) -> dict[bytes, int]:
+    """Bytes on each disk that flights of others, of all domains, have reserved and not written."""
     domains = os.path.join(root, "domains")
-    return sum(
-        other.remaining_bytes
-        for name in os.listdir(domains)
-        for other in live_flights(DomainPaths(root, name), own)
-    )
+    found: Counter[bytes] = Counter()
+    for name in os.listdir(domains):
+        for other in live_flights(DomainPaths(root, name), own):
+            found.update(other.remaining())
+    return found
 
 
 def live_flights(paths: DomainPaths, own: OwnFlight | None) -> list[OtherFlight]:

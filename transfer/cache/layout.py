@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from imgfmt.digest import Digest, digest_of
-from imgfmt.errors import AccessDenied, Conflict, InvalidInput, NotFound
+from imgfmt.errors import Conflict, InvalidInput, NotFound
+from transfer.cache.disks import MAIN, Disk, Disks, NewDisk, open_disks
 from transfer.cache.durable import read_file, replace_file, sync_folder
+from transfer.cache.folders import make_folder
 from transfer.cache.records import CacheRecord, DomainRecord
-from transfer.filesystems import filesystem_type, is_remote
 from transfer.oserrors import printable, translate
 from transfer.session import session_of
 
@@ -20,17 +21,24 @@ DEFAULT_ROOT = "/var/lib/snapcask"
 
 _DOMAIN_FOLDERS = (
     "images", "objects", "owners", "trees", "marks", "damage", "used", "pins", "partial", "locks",
-    "flights",
+    "flights", "places",
 )  # fmt: skip
+_DISK_FOLDERS = ("trees", "partial")
 _DOMAIN_DIGITS = 32
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DomainPaths:
-    """Paths in one security domain, for who was let into it. `name` is its folder's."""
+    """Paths in one security domain, for who was let into it. `name` is its folder's.
+
+    `disks` are further disks, where the parts of trees lie.
+    """
 
     root: str
     name: str
+    disks: Disks = field(default_factory=Disks, compare=False)
 
     @property
     def folder(self) -> str:
@@ -39,6 +47,17 @@ class DomainPaths:
 
     def _of(self, kind: str, name: str) -> str:
         return os.path.join(self.folder, kind, name)
+
+    def on(self, disk: Disk) -> DomainPaths:
+        """The same domain on a further disk, which has parts of trees only."""
+        return DomainPaths(disk.path, self.name)
+
+    def make_on_disks(self) -> None:
+        """Make the domain's folders on the further disks that count. Blocks."""
+        for disk in self.disks.there():
+            for folder in ("", *_DISK_FOLDERS):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.join(self.on(disk).folder, folder), 0o700)
 
     def image(self, image: Digest) -> str:
         """The image record."""
@@ -80,6 +99,10 @@ class DomainPaths:
         """The chunks of the tree that is being built."""
         return self._of("partial", f"{tree.hex}.journal")
 
+    def places(self, tree: Digest) -> str:
+        """On which disk each entry of the tree lies."""
+        return self._of("places", tree.hex)
+
     def lock(self, tree: Digest) -> str:
         """The tree's lock."""
         return self._of("locks", tree.hex)
@@ -115,29 +138,38 @@ def domain_name(store_uuid: bytes, scope: str) -> str:
 
 
 class CacheRoot:
-    """The directory of a cache, opened and checked. `session` is that of its filesystem."""
+    """The directory of a cache, opened and checked. `session` is that of its filesystem.
 
-    def __init__(self, path: str, *, allow_root_filesystem: bool = False) -> None:
+    `disks` are the further disks that it has, among them those of the argument `disks`, which are
+    added where they are new. Those that do not count are warned of.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        allow_root_filesystem: bool = False,
+        disks: Sequence[NewDisk] = (),
+    ) -> None:
         self.path = os.path.realpath(path)
         self.shown = printable(self.path)
         try:
-            self._make(allow_root_filesystem=allow_root_filesystem)
+            cache_id = self._make(allow_root_filesystem=allow_root_filesystem)
             there = os.stat(self.path)
             self._identity = there.st_dev, there.st_ino
             self.session = session_of(self.path)
+            self.disks = open_disks(self.path, cache_id, disks)
         except OSError as error:
             raise translate(error, f"cache {self.shown}") from error
+        for disk in self.disks:
+            if disk.problem:
+                _log.warning(disk.problem)
 
-    def _make(self, *, allow_root_filesystem: bool) -> None:
-        existed = os.path.isdir(self.path)
-        if not existed:
-            above = os.path.dirname(self.path)
-            if not os.path.isdir(above):
-                raise NotFound(f"cache {self.shown}: {printable(above)} does not exist; make it")
-            _check_filesystem(above, self.shown, allow_root_filesystem=allow_root_filesystem)
-            os.mkdir(self.path, 0o700)
-        _check_filesystem(self.path, self.shown, allow_root_filesystem=allow_root_filesystem)
-        _check_owner(self.path, self.shown)
+    def _make(self, *, allow_root_filesystem: bool) -> bytes:
+        """Make what is absent, and check what is there; returns the id of the cache."""
+        what = f"cache {self.shown}"
+        on_root, allow = allow_root_filesystem, "--allow-root-filesystem"
+        make_folder(self.path, what, on_root=on_root, allow=allow)
         record_path = os.path.join(self.path, "cache.msgpack")
         raw = read_file(record_path)
         if raw is None:
@@ -149,9 +181,14 @@ class CacheRoot:
             for name in ("empty", "trash", "domains"):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(os.path.join(self.path, name), 0o755 if name == "empty" else 0o700)
-            replace_file(record_path, [CacheRecord(os.urandom(16)).encode()], fsync=True)
-        else:
-            CacheRecord.decode(raw, f"record of cache {self.shown}")
+            record = CacheRecord(os.urandom(16))
+            replace_file(record_path, [record.encode()], fsync=True)
+            return record.id
+        return CacheRecord.decode(raw, f"record of {what}").id
+
+    def roots(self) -> dict[bytes, str]:
+        """Paths of the main disk and of the further ones that count, by their ids. Blocks."""
+        return {MAIN: self.path, **{disk.id: disk.path for disk in self.disks.there()}}
 
     @property
     def empty(self) -> str:
@@ -162,6 +199,15 @@ class CacheRoot:
     def trash(self) -> str:
         """Where things are moved that are to be removed."""
         return os.path.join(self.path, "trash")
+
+    def check_disks(self, ids: Iterable[bytes]) -> None:
+        """Raise Conflict if one of these further disks does not count any more. Blocks."""
+        for disk_id in ids:
+            if self.disks.find(disk_id) is None:
+                raise Conflict(
+                    f"disk {self.disks.shown(disk_id)} of cache {self.shown} was removed, or is"
+                    " hidden by a later mount; mount it and start again"
+                )
 
     def check_there(self) -> None:
         """Raise Conflict if the path leads elsewhere by now: removed, or hidden by a mount."""
@@ -188,7 +234,7 @@ class CacheRoot:
 
     def domain(self, store_uuid: bytes, scope: str, url: str) -> DomainPaths:
         """The security domain of a store and a scope of credentials, made if it is new."""
-        paths = DomainPaths(self.path, domain_name(store_uuid, scope))
+        paths = DomainPaths(self.path, domain_name(store_uuid, scope), self.disks)
         record_path = os.path.join(paths.folder, "domain.msgpack")
         record = DomainRecord(store_uuid, scope, url)
         with self.told():
@@ -198,47 +244,16 @@ class CacheRoot:
             if read_file(record_path) != record.encode():
                 replace_file(record_path, [record.encode()], fsync=True)
                 sync_folder(os.path.dirname(paths.folder))
+            paths.make_on_disks()
         return paths
 
     def domains(self) -> list[tuple[DomainPaths, DomainRecord]]:
         """All security domains, for who looks after the cache."""
         found = []
         for name in sorted(os.listdir(os.path.join(self.path, "domains"))):
-            paths = DomainPaths(self.path, name)
+            paths = DomainPaths(self.path, name, self.disks)
             raw = read_file(os.path.join(paths.folder, "domain.msgpack"))
             if raw is not None:
                 what = f"record of domain {name} of cache {self.shown}"
                 found.append((paths, DomainRecord.decode(raw, what)))
         return found
-
-
-def _check_filesystem(path: str, shown: str, *, allow_root_filesystem: bool) -> None:
-    kind = filesystem_type(path)
-    if is_remote(path):
-        raise InvalidInput(
-            f"cache {shown} lies on {kind}, where locks do not end with a process; use a local disk"
-        )
-    if kind == "overlay":
-        raise InvalidInput(
-            f"cache {shown} lies on overlayfs, which vanishes with its container; name a local disk"
-        )
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise AccessDenied(f"cache {shown}: its filesystem is mounted read-only")
-    if not allow_root_filesystem and os.stat(path).st_dev == os.stat("/").st_dev:
-        raise InvalidInput(
-            f"cache {shown} lies on the root filesystem, which a full cache would stop; name a"
-            " directory on another disk, or allow it with --allow-root-filesystem"
-        )
-
-
-def _check_owner(path: str, shown: str) -> None:
-    there = os.stat(path)
-    if there.st_uid != os.geteuid():
-        raise AccessDenied(
-            f"cache {shown} belongs to user {there.st_uid}, not to {os.geteuid()}; run as its owner"
-        )
-    if there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(there.st_mode)
-        raise AccessDenied(
-            f"cache {shown} has mode {mode:04o}, so others can write to it; `chmod 0700` it"
-        )

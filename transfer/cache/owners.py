@@ -20,6 +20,7 @@ from imgfmt.wire import Column, Layout, decode_table, encode_table
 from transfer.cache.durable import read_file, replace_file
 from transfer.cache.layout import DomainPaths
 from transfer.cache.locks import Lock, lock
+from transfer.cache.places import Places, missing_part, read_places
 from transfer.cache.records import Mark
 from transfer.plan import U1, Numbers
 
@@ -63,11 +64,16 @@ def read_mark(paths: DomainPaths, digest: Digest) -> Mark | None:
 
 
 def is_sound(paths: DomainPaths, digest: Digest, session: bytes) -> bool:
-    """Whether a tree is complete, may be trusted in this session, and has no known damage."""
+    """Whether a tree is complete, may be trusted in this session, and has no known damage.
+
+    `session` is that of the main disk.
+    """
     mark = read_mark(paths, digest)
-    if mark is None or not (mark.synced or mark.session == session):
+    if mark is None:
         return False
-    return not os.path.exists(paths.damage(digest))
+    if not mark.synced and mark.session != paths.disks.session(session, mark.disks):
+        return False
+    return not missing_part(paths, mark) and not os.path.exists(paths.damage(digest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +88,7 @@ class Donor:
     lock: Lock
     wanted: Numbers
     chunk: Numbers
+    places: Places
 
 
 def find_donors(
@@ -121,9 +128,10 @@ def _donor(
             chunk = find_chunks(paths, digest, tree, digests[wanted])
             has = chunk != ABSENT
             if has.any():
-                return Donor(digest, tree, held, wanted[has], chunk[has])
+                places = read_places(paths, digest, tree)
+                return Donor(digest, tree, held, wanted[has], chunk[has], places)
     except ImageError:
-        pass  # its object is damaged, which `cache verify` tells
+        pass  # its object or record is damaged, which `cache verify` tells
     except BaseException:
         held.close()
         raise

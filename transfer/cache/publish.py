@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from imgfmt.digest import Digest
-from imgfmt.errors import Conflict, CorruptData, NotFound
+from imgfmt.errors import Conflict, CorruptData, NotFound, Unsupported
 from imgfmt.image import Member
 from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
 from transfer.cache.locks import Lock, lock
+from transfer.cache.merged import merged
 from transfer.cache.owners import is_sound, read_mark
+from transfer.cache.places import missing_part, part_folders
 from transfer.cache.usage import MOUNT_PIN, add_pin, new_pin, remove_pin, touch, volume_id
 from transfer.cache.warm import local_image
 from transfer.mounts import Mounted, mount_tree, mounts, unmount
@@ -79,7 +81,8 @@ def mount_one(
 ) -> None:
     """Mount one tree of the domain. It is pinned before, and kept from removal meanwhile.
 
-    `mount`, where given, mounts the folder that it is handed in a way of its own. Where that can't
+    `mount`, where given, mounts the folder that it is handed in a way of its own; a tree on several
+    disks is merged there, until it returns. Where that can't
     be told from the mount table (`in_table`), the pin stays until somebody removes it.
     """
     pin_id = MOUNT_PIN + volume
@@ -87,12 +90,20 @@ def mount_one(
     with cache.told(), _reading(paths, tree):
         if not is_sound(paths, tree, cache.session):
             _refuse(paths, tree)
+        mark = read_mark(paths, tree)
+        folders = part_folders(paths, tree, mark.disks if mark is not None else ())
+        if len(folders) > 1 and not in_table:
+            raise Unsupported(
+                f"tree {tree.short} lies on several disks, which a bind mount can't merge; use an"
+                " overlay"
+            )
         add_pin(paths, tree, pin_id, pin, fsync=False)
         try:
-            if mount is not None:
-                mount(paths.tree(tree))
+            if mount is None:
+                mount_tree(folders[0], cache.empty, volume, directory, parts=folders[1:])
             else:
-                mount_tree(paths.tree(tree), cache.empty, volume, directory)
+                with merged(cache, folders) as folder:
+                    mount(folder)
         except BaseException:
             remove_pin(paths, tree, pin_id)
             raise
@@ -111,7 +122,12 @@ def _reading(paths: DomainPaths, tree: Digest) -> Lock:
 def _refuse(paths: DomainPaths, tree: Digest) -> None:
     if os.path.exists(paths.damage(tree)):
         raise CorruptData(f"tree {tree.short} has damaged chunks; `snapcask prefetch` mends it")
-    if read_mark(paths, tree) is not None:
+    mark = read_mark(paths, tree)
+    if mark is not None and (missing := missing_part(paths, mark)):
+        raise NotFound(
+            f"tree {tree.short} {missing}; mount the disk, or `snapcask prefetch` builds it again"
+        )
+    if mark is not None:
         raise NotFound(
             f"tree {tree.short} was written without fsync before a restart; `snapcask prefetch`"
             " reads it again"

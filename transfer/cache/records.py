@@ -5,7 +5,8 @@ Their meaning is in docs/node-cache.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from imgfmt.store_record import UUID_BYTES
 from imgfmt.wire import (
     Array,
     Column,
+    Fields,
     Layout,
+    Value,
     decode_record,
     decode_table,
     encode_record,
@@ -24,12 +27,22 @@ from imgfmt.wire import (
 from transfer.session import SESSION_BYTES
 
 ID_BYTES = 16
+MAX_DISKS = 64
 MAX_DAMAGED = 16_384
 
 FLIGHT = Layout(
     "cache-flight",
     (Column("digest", DIGEST_BYTES), Column("tree", 4), Column("chunk", 4)),
 )
+
+
+def disk_ids(fields: Fields) -> tuple[bytes, ...]:
+    """The ids of disks in the field `disks`. Raises InvalidImage."""
+    found = fields.array("disks", MAX_DISKS)
+    ids = tuple(item for item in found if isinstance(item, bytes) and len(item) == ID_BYTES)
+    if len(ids) != len(found) or len(set(ids)) != len(ids):
+        fields.fail("'disks' holds something that is no disk")
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +98,8 @@ class DomainRecord:
 class Mark:
     """A tree is complete. Unless `synced`, only in the session it was written in.
 
-    `data_bytes` are the bytes of its chunks, repeated ones counted each time.
+    `data_bytes` are the bytes of its chunks, repeated ones counted each time. `disks` are the ids
+    of the further disks that it lies on too; without any the record is as it was before there were.
     """
 
     tree: Digest
@@ -94,20 +108,21 @@ class Mark:
     logical_bytes: int
     data_bytes: int
     time_ns: int
+    disks: tuple[bytes, ...] = ()
 
     def encode(self) -> bytes:
         """The canonical bytes."""
+        fields = {
+            "tree": self.tree.raw,
+            "profile": "sanitised",
+            "synced": self.synced,
+            "session": self.session,
+            "logical_bytes": self.logical_bytes,
+            "data_bytes": self.data_bytes,
+            "time_ns": self.time_ns,
+        }
         return encode_record(
-            "cache-mark",
-            {
-                "tree": self.tree.raw,
-                "profile": "sanitised",
-                "synced": self.synced,
-                "session": self.session,
-                "logical_bytes": self.logical_bytes,
-                "data_bytes": self.data_bytes,
-                "time_ns": self.time_ns,
-            },
+            "cache-mark", {**fields, "disks": list(self.disks)} if self.disks else fields
         )
 
     @classmethod
@@ -123,6 +138,7 @@ class Mark:
             logical_bytes=fields.integer("logical_bytes"),
             data_bytes=fields.integer("data_bytes"),
             time_ns=fields.integer("time_ns"),
+            disks=disk_ids(fields) if "disks" in fields.values else (),
         )
         fields.done()
         return mark
@@ -192,7 +208,9 @@ class Damage:
 class Flight:
     """What a live plan fetches: item i is chunk `chunk[i]` of `trees[tree[i]]`.
 
-    `digest` is (n, 32). `reserved_bytes` are those that it will write and nobody else may count on.
+    `digest` is (n, 32). `reserved_bytes` are those that it will write and nobody else may count on;
+    `by_disk` says how many of them on which disk, the empty id being that of the main disk. It is
+    empty where all are written there.
     """
 
     trees: tuple[Digest, ...]
@@ -200,13 +218,16 @@ class Flight:
     digest: npt.NDArray[np.uint8]
     tree: Array
     chunk: Array
+    by_disk: Mapping[bytes, int] = field(default_factory=dict)
 
     def encode(self) -> list[Octets]:
         """The canonical bytes in pieces."""
-        head = {
+        head: dict[str, Value] = {
             "trees": [tree.raw for tree in self.trees],
             "reserved_bytes": self.reserved_bytes,
         }
+        if self.by_disk:
+            head["by_disk"] = [[disk, n_bytes] for disk, n_bytes in sorted(self.by_disk.items())]
         columns = {"digest": self.digest, "tree": self.tree, "chunk": self.chunk}
         return encode_table(FLIGHT, head, columns)
 
@@ -224,9 +245,20 @@ class Flight:
             columns["digest"],
             columns["tree"],
             columns["chunk"],
+            _by_disk(head) if "by_disk" in head.values else {},
         )
         head.done()
         same = len(flight.digest) == len(flight.tree) == len(flight.chunk)
         if not same or (len(flight.tree) and int(flight.tree.max()) >= len(trees)):
             head.fail("its columns don't fit together")
         return flight
+
+
+def _by_disk(head: Fields) -> dict[bytes, int]:
+    found = {}
+    for item in head.array("by_disk", MAX_DISKS + 1):
+        disk, n_bytes = item if isinstance(item, list) and len(item) == 2 else (None, None)
+        if not (isinstance(disk, bytes) and isinstance(n_bytes, int) and n_bytes >= 0):
+            head.fail("'by_disk' holds something that is no disk with its bytes")
+        found[disk] = n_bytes
+    return found

@@ -13,23 +13,21 @@ from dataclasses import replace
 import numpy as np
 
 from imgfmt.digest import Digest
-from imgfmt.errors import CorruptData, ImageError
-from imgfmt.tree import Tree
-from transfer.cache.build import discard
+from imgfmt.errors import ImageError
 from transfer.cache.damage import add_damage, clear_damage, damaged_trees, mark_damage, read_damage
-from transfer.cache.durable import remove_file, replace_file, sync_folder
-from transfer.cache.evict import is_mounted
+from transfer.cache.demote import build_again, demote, rebuild_if_wrong
+from transfer.cache.durable import replace_file
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
 from transfer.cache.owners import read_mark, read_object
-from transfer.cache.records import MAX_DAMAGED, Damage
+from transfer.cache.places import TreeFiles, files_of, missing_part
+from transfer.cache.records import MAX_DAMAGED
 from transfer.cache.share import Sharer, join_runs
 from transfer.catalog import Catalog
-from transfer.checking import bad_among, bad_chunks, wrong_entries
+from transfer.checking import bad_chunks, wrong_entries
 from transfer.config import TransferConfig
 from transfer.execute import Executor, Strict
 from transfer.filesystems import sync_filesystem
-from transfer.journal import begin_journal
 from transfer.oserrors import printable, translate
 from transfer.plan import Numbers
 from transfer.threads import Threads
@@ -53,41 +51,16 @@ async def settle_doubtful(
         mark = await threads.run(read_mark, paths, tree)
         if mark is None:
             continue
-        if not mark.synced and mark.session != cache.session:
+        if await threads.run(missing_part, paths, mark):
+            changed |= await threads.run(build_again, cache, paths, tree)
+        elif not mark.synced and mark.session != paths.disks.session(cache.session, mark.disks):
             changed |= await read_again(cache, paths, tree, threads)
         elif await threads.run(read_damage, paths, tree) is not None:
-            if await threads.run(_rebuild_if_wrong, cache, paths, tree):
+            if await threads.run(rebuild_if_wrong, cache, paths, tree):
                 changed = True
             else:
                 changed |= tree in await mend(cache, paths, catalog, threads, config)
     return changed
-
-
-def _rebuild_if_wrong(cache: CacheRoot, paths: DomainPaths, digest: Digest) -> bool:
-    """Make a tree an unfinished one if it has not the files that it must have. Blocks."""
-    held = lock(paths.lock(digest), wait=False)
-    if held is None:
-        return False
-    with held:
-        try:
-            tree = read_object(paths, digest)
-        except ImageError:
-            demote(cache, paths, digest, None, None)
-            return True
-        if not wrong_entries(tree, paths.tree(digest)):
-            return False
-        known = _all_bad(tree, paths.tree(digest), read_damage(paths, digest))
-        demote(cache, paths, digest, tree, known)
-        remove_file(paths.damage(digest))
-    return True
-
-
-def _all_bad(tree: Tree, root: str, damage: Damage | None) -> Numbers:
-    """Chunks of a tree that are known to be bad, or are not in their files. Blocks."""
-    names = [os.path.join(os.fsencode(root), path) for path in tree.paths()]
-    bad = bad_among(tree, names, np.arange(tree.n_chunks, dtype=np.int64))
-    known = np.array(damage.chunks if damage else (), np.int64)
-    return np.union1d(bad, known[known < tree.n_chunks])
 
 
 async def read_again(cache: CacheRoot, paths: DomainPaths, tree: Digest, threads: Threads) -> bool:
@@ -105,59 +78,22 @@ async def read_again(cache: CacheRoot, paths: DomainPaths, tree: Digest, threads
             return True
         try:
             found = await run(read_object, paths, tree)
+            files = await run(files_of, paths, tree, found)
         except ImageError:
             await run(demote, cache, paths, tree, None, None)
             return True
-        wrong = await run(wrong_entries, found, paths.tree(tree))
+        wrong = await run(wrong_entries, found, files.folders, files.names)
         every = np.arange(found.n_chunks, dtype=np.int64)
-        bad = await bad_chunks(found, paths.tree(tree), every, threads)
+        bad = await bad_chunks(found, files.names, every, threads)
         if len(wrong) or len(bad):
-            await run(demote, cache, paths, tree, found, bad)
+            await run(demote, cache, paths, tree, files, bad)
             return True
-        await run(sync_filesystem, cache.path)
-        raw = replace(mark, synced=True, session=cache.session).encode()
+        for folder in files.folders:
+            await run(sync_filesystem, folder)
+        session = paths.disks.session(cache.session, mark.disks)
+        raw = replace(mark, synced=True, session=session).encode()
         await run(replace_file, paths.mark(tree), [raw], fsync=True)
     return True
-
-
-def demote(
-    cache: CacheRoot, paths: DomainPaths, digest: Digest, tree: Tree | None, bad: Numbers | None
-) -> None:
-    """Make a complete tree an unfinished one that has all but its `bad` chunks. Blocks.
-
-    The lock is the caller's. One that is mounted only gets its bad chunks marked; raises
-    CorruptData if that is not enough.
-    """
-    if is_mounted(paths, digest):
-        if tree is None or bad is None or wrong_entries(tree, paths.tree(digest)):
-            raise CorruptData(
-                f"tree {digest.short} is mounted and its files are not as they must be; unmount it"
-                " and try again"
-            )
-        add_damage(paths, digest, bad)
-        mark = read_mark(paths, digest)
-        if mark is not None:
-            raw = replace(mark, synced=True).encode()
-            replace_file(paths.mark(digest), [raw], fsync=True)
-        return
-    remove_file(paths.mark(digest))
-    sync_folder(os.path.dirname(paths.mark(digest)))
-    if (
-        tree is None
-        or bad is None
-        or set(wrong_entries(tree, paths.tree(digest))) - set(tree.paths())
-    ):
-        remove_file(paths.object(digest))
-        remove_file(paths.owners(digest))
-        if os.path.isdir(paths.tree(digest)):
-            discard(cache, paths.tree(digest))
-        return
-    done = np.ones(tree.n_chunks, np.bool_)
-    done[bad] = False
-    begin_journal(paths.journal(digest), digest, done, cache.session).close()
-    if os.path.isdir(paths.partial(digest)):
-        discard(cache, paths.partial(digest))
-    os.rename(paths.tree(digest), paths.partial(digest))
 
 
 async def mend(
@@ -179,26 +115,35 @@ async def mend(
         if held is None:
             continue
         with held:
+            if not await run(_has_all_parts, paths, digest):
+                continue  # the next `warm` builds it again
             numbers = await run(_doubted, paths, digest)
-            tree, root = await run(read_object, paths, digest), paths.tree(digest)
-            bad = await bad_chunks(tree, root, numbers, threads)
-            await run(_share_good, tree, root, bad, good)
-            left = await bad_chunks(tree, root, bad, threads)
+            tree = await run(read_object, paths, digest)
+            files = await run(files_of, paths, digest, tree)
+            bad = await bad_chunks(tree, files.names, numbers, threads)
+            await run(_share_good, files, bad, good)
+            left = await bad_chunks(tree, files.names, bad, threads)
             if len(left):
                 content = await catalog.content(digest)
                 executor = await run(Executor, catalog, [content], threads, config)
-                await executor.read(InPlace(tree, root), left)
-            await run(sync_filesystem, cache.path)
-            wrong = await run(wrong_entries, tree, root)
-            if not wrong and not len(await bad_chunks(tree, root, bad, threads)):
-                good |= {tree.chunk_digest[n].tobytes(): (root, tree, n) for n in numbers.tolist()}
+                await executor.read(InPlace(files), left)
+            for folder in files.folders:
+                await run(sync_filesystem, folder)
+            wrong = await run(wrong_entries, tree, files.folders, files.names)
+            if not wrong and not len(await bad_chunks(tree, files.names, bad, threads)):
+                good |= {tree.chunk_digest[n].tobytes(): (files, n) for n in numbers.tolist()}
                 await run(clear_damage, paths, digest)
                 mended.append(digest)
     return mended
 
 
-_Good = dict[bytes, tuple[str, Tree, int]]
-"""For digests of chunks: a sound tree's folder, the tree, and the number of the chunk in it."""
+_Good = dict[bytes, tuple[TreeFiles, int]]
+"""For digests of chunks: the files of a sound tree, and the number of the chunk in it."""
+
+
+def _has_all_parts(paths: DomainPaths, digest: Digest) -> bool:
+    mark = read_mark(paths, digest)
+    return mark is not None and not missing_part(paths, mark)
 
 
 def _doubted(paths: DomainPaths, digest: Digest) -> Numbers:
@@ -212,9 +157,9 @@ def _doubted(paths: DomainPaths, digest: Digest) -> Numbers:
 class InPlace(Strict):
     """A sink that writes chunks into the files of a complete tree, whose attributes stay."""
 
-    def __init__(self, tree: Tree, root: str) -> None:
-        self._tree = tree
-        self._names = [os.path.join(os.fsencode(root), path) for path in tree.paths()]
+    def __init__(self, files: TreeFiles) -> None:
+        self._tree = files.tree
+        self._names = files.names
 
     def accept(self, numbers: Numbers, views: Sequence[memoryview]) -> None:
         """See `Sink.accept`."""
@@ -242,24 +187,30 @@ class InPlace(Strict):
             raise translate(error, printable(name)) from error
 
 
-def _share_good(tree: Tree, root: str, bad: Numbers, good: _Good) -> None:
-    """Take bad chunks from trees that were mended before."""
-    sink, sharer = InPlace(tree, root), Sharer()
+def _share_good(files: TreeFiles, bad: Numbers, good: _Good) -> None:
+    """Take bad chunks from trees that were mended before, by reflink within one disk."""
+    tree, sink, sharer = files.tree, InPlace(files), Sharer()
     for number in bad.tolist():
         found = good.get(tree.chunk_digest[number].tobytes())
         if found is None:
             continue
-        other_root, other, chunk = found
+        others, chunk = found
+        other = others.tree
         one, from_one = np.array([number], np.int64), np.array([chunk], np.int64)
         runs = join_runs(tree, one, other, from_one)
-        path = os.path.join(os.fsencode(other_root), other.path(int(runs.source_entry[0])))
-        source = os.open(path, _READ)
+        from_entry, to_entry = int(runs.source_entry[0]), int(runs.entry[0])
+        disks = _disk_of(others, from_entry), _disk_of(files, to_entry)
+        source = os.open(others.names[from_entry], _READ)
         try:
             with sink.opened(number) as to:
                 place = int(runs.source_offset[0]), to, int(runs.offset[0]), int(runs.length[0])
-                sharer.take(source, *place)
+                sharer.take(source, *place, disks=disks)
         finally:
             os.close(source)
+
+
+def _disk_of(files: TreeFiles, entry: int) -> bytes:
+    return files.places.ids[int(files.places.of[entry])]
 
 
 async def find_damage(
@@ -271,13 +222,13 @@ async def find_damage(
     """
     run = threads.run
     tree = await run(read_object, paths, digest)
-    root = paths.tree(digest)
-    wrong = await run(wrong_entries, tree, root)
-    bad = await bad_chunks(tree, root, np.arange(tree.n_chunks, dtype=np.int64), threads)
+    files = await run(files_of, paths, digest, tree)
+    wrong = await run(wrong_entries, tree, files.folders, files.names)
+    bad = await bad_chunks(tree, files.names, np.arange(tree.n_chunks, dtype=np.int64), threads)
     if not len(bad):
         if wrong:
             await run(add_damage, paths, digest, bad)
         return wrong, [digest] if wrong else []
-    files = {tree.path(int(tree.chunk_entry[number])) for number in bad.tolist()}
+    spoilt = {tree.path(int(tree.chunk_entry[number])) for number in bad.tolist()}
     marked = await run(mark_damage, paths, tree.chunk_digest[bad])
-    return sorted({*wrong, *files}), marked
+    return sorted({*wrong, *spoilt}), marked

@@ -13,6 +13,7 @@ from transfer.cache.damage import damaged_trees
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
 from transfer.cache.owners import read_mark
+from transfer.cache.places import missing_part
 from transfer.cache.repair import find_damage, mend
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
@@ -71,7 +72,7 @@ async def scrub(
             n_trees, n_bytes = n_trees + 1, n_bytes + found.n_bytes
             wrong += [(tree, path) for path in found.wrong]
             marked.update(found.marked)
-            if found.wrong and not found.marked:  # its object is lost
+            if found.wrong and not found.marked:  # its object or a part is lost
                 broken.add((paths.name, tree))
             if bytes_per_s:
                 await asyncio.sleep(found.n_bytes / bytes_per_s)
@@ -105,6 +106,9 @@ async def _check(
         mark = await threads.run(read_mark, paths, tree)
         if mark is None:
             return None
+        if missing := await threads.run(missing_part, paths, mark):
+            problems.append(f"tree {tree.short} {missing}; `snapcask prefetch` builds it again")
+            return _Checked(0, [b""], [])
         try:
             wrong, marked = await find_damage(paths, tree, threads)
         except CorruptData as error:

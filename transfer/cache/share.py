@@ -70,25 +70,37 @@ def join_runs(tree: Tree, numbers: Numbers, source: Tree, source_numbers: Number
 
 
 class Sharer:
-    """Takes ranges from file to file, and counts the bytes. For one pair of filesystems."""
+    """Takes ranges from file to file, and counts the bytes.
+
+    It remembers between which disks blocks can't be shared; `disks` are any names for the pair.
+    """
 
     def __init__(self) -> None:
-        self._clones = True
+        self._apart: set[tuple[bytes, bytes]] = set()
         self.shared_bytes = 0
         self.copied_bytes = 0
 
-    def take(self, source: int, source_offset: int, to: int, offset: int, length: int) -> None:
+    def take(
+        self,
+        source: int,
+        source_offset: int,
+        to: int,
+        offset: int,
+        length: int,
+        *,
+        disks: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
         """Make `length` bytes of the file `to` those of `source`. Raises OSError.
 
         Raises it with EIO where the source ends before.
         """
-        if self._clones:
+        if disks not in self._apart:
             place = _RANGE.pack(source, source_offset, length, offset)
             try:
                 fcntl.ioctl(to, FICLONERANGE, place)
             except OSError as error:
                 if error.errno in _NO_CLONE:
-                    self._clones = False
+                    self._apart.add(disks)
                 elif error.errno != errno.EINVAL:  # not on its blocks
                     raise
             else:

@@ -6,15 +6,18 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, InvalidInput
+from transfer.cache.disks import MAIN, ByDisk
 from transfer.cache.durable import read_file, remove_file, replace_file
 from transfer.cache.layout import DomainPaths
 from transfer.cache.owners import Keys, keys_of, read_mark, read_object
+from transfer.cache.places import read_places
 from transfer.cache.records import Pin
 from transfer.mounts import namespace_id
 from transfer.session import boot_id
@@ -106,46 +109,84 @@ _MOUNTING_NS = 10 * 1_000_000_000
 
 
 def exclusive_bytes(
-    paths: DomainPaths, trees: Sequence[Digest], *, shares: bool
-) -> Mapping[Digest, int]:
-    """Bytes on disk that each of these trees alone holds. Without `shares`, all of its bytes."""
-    if not shares:
-        return {tree: _data_bytes(paths, tree) for tree in trees}
-    chunks = [_distinct(paths, tree) for tree in trees]
-    every, count = np.unique(_joined([keys for keys, _ in chunks]), return_counts=True)
-    alone = [count[np.searchsorted(every, keys)] == 1 for keys, _ in chunks]
-    return {
-        tree: int(sizes[own].sum(dtype=np.uint64))
-        for tree, (_, sizes), own in zip(trees, chunks, alone, strict=True)
-    }
+    paths: DomainPaths, trees: Sequence[Digest], *, shares: Mapping[bytes, bool]
+) -> Mapping[Digest, ByDisk]:
+    """Bytes on each disk that each of these trees alone holds; where `shares` is false, all.
+
+    Only the disks that `shares` has are looked at.
+    """
+    found: dict[Digest, dict[bytes, int]] = {tree: {} for tree in trees}
+    for disk, held in _held(paths, trees, shares).items():
+        if not shares[disk]:
+            for tree, n_bytes in held.items():
+                found[tree][disk] = int(n_bytes.sizes.sum(dtype=np.uint64))
+            continue
+        every, count = np.unique(_joined([h.keys for h in held.values()]), return_counts=True)
+        for tree, own in held.items():
+            alone = count[np.searchsorted(every, own.keys)] == 1
+            found[tree][disk] = int(own.sizes[alone].sum(dtype=np.uint64))
+    return found
 
 
-def held_bytes(paths: DomainPaths, trees: Sequence[Digest], *, shares: bool) -> int:
-    """Bytes on disk that these trees hold together."""
-    if not shares:
-        return sum(_data_bytes(paths, tree) for tree in trees)
-    chunks = [_distinct(paths, tree) for tree in trees]
-    _, first = np.unique(_joined([keys for keys, _ in chunks]), return_index=True)
-    return int(_joined([sizes for _, sizes in chunks])[first].sum(dtype=np.uint64))
+def held_bytes(
+    paths: DomainPaths, trees: Sequence[Digest], *, shares: Mapping[bytes, bool]
+) -> ByDisk:
+    """Bytes on each disk that these trees hold together."""
+    found: dict[bytes, int] = {}
+    for disk, held in _held(paths, trees, shares).items():
+        sizes = _joined([own.sizes for own in held.values()])
+        if shares[disk]:
+            keys = _joined([own.keys for own in held.values()])
+            sizes = sizes[np.unique(keys, return_index=True)[1]]
+        found[disk] = int(sizes.sum(dtype=np.uint64))
+    return found
 
 
-def _distinct(paths: DomainPaths, tree: Digest) -> tuple[Keys, Keys]:
-    """Keys and bytes of the distinct chunks of a tree; of none if its object is damaged."""
-    try:
-        found = read_object(paths, tree)
-    except ImageError:
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-    keys, first = np.unique(keys_of(found.chunk_digest), return_index=True)
-    return keys, found.chunk_bytes[first].astype(np.uint64)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Keys and bytes of the chunks of a tree on one disk; distinct ones where blocks are shared."""
+
+    keys: Keys
+    sizes: Keys
+
+
+def _held(
+    paths: DomainPaths, trees: Sequence[Digest], shares: Mapping[bytes, bool]
+) -> dict[bytes, dict[Digest, _Held]]:
+    """What each tree has on each disk; nothing of those whose object is damaged."""
+    found: dict[bytes, dict[Digest, _Held]] = {}
+    for digest in trees:
+        mark = read_mark(paths, digest)
+        if mark is not None and not mark.disks and not shares[MAIN]:
+            whole = _Held(np.zeros(1, np.uint64), np.array([mark.data_bytes], np.uint64))
+            found.setdefault(MAIN, {})[digest] = whole
+            continue
+        with contextlib.suppress(ImageError):
+            for disk, own in _held_by(paths, digest, shares):
+                found.setdefault(disk, {})[digest] = own
+    return found
+
+
+def _held_by(
+    paths: DomainPaths, digest: Digest, shares: Mapping[bytes, bool]
+) -> Iterator[tuple[bytes, _Held]]:
+    tree = read_object(paths, digest)
+    places = read_places(paths, digest, tree)
+    keys, sizes = keys_of(tree.chunk_digest), tree.chunk_bytes.astype(np.uint64)
+    part = places.of[tree.chunk_entry] if places.disks else None
+    for index, disk in enumerate(places.ids):
+        if disk not in shares:
+            continue
+        here = slice(None) if part is None else part == index
+        own, own_sizes = keys[here], sizes[here]
+        if shares[disk]:
+            own, first = np.unique(own, return_index=True)
+            own_sizes = own_sizes[first]
+        yield disk, _Held(own, own_sizes)
 
 
 def _joined(arrays: Sequence[Keys]) -> Keys:
     return np.concatenate([np.zeros(0, np.uint64), *arrays])
-
-
-def _data_bytes(paths: DomainPaths, tree: Digest) -> int:
-    mark = read_mark(paths, tree)
-    return mark.data_bytes if mark else 0
 
 
 def volume_id() -> str:

@@ -21,6 +21,7 @@ from imgfmt.image import Image, Member
 from imgfmt.tree import Tree
 from transfer.attributes import Warnings
 from transfer.cache.build import Build
+from transfer.cache.disks import ByDisk
 from transfer.cache.durable import read_file, replace_file
 from transfer.cache.evict import Watermarks, apply_watermarks, make_room
 from transfer.cache.fill import Fill, FillStats
@@ -219,8 +220,8 @@ class _Warming:
         ]
         keep = frozenset(held)
 
-        async def room(needed_bytes: int) -> int:
-            evicted = await run(make_room, self._cache, needed_bytes, keep=keep, own=flight)
+        async def room(needed: ByDisk) -> int:
+            evicted = await run(make_room, self._cache, needed, keep=keep, own=flight)
             freed = sum(item.freed_bytes for item in evicted)
             self.evicted_bytes += freed
             return freed

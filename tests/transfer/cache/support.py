@@ -15,6 +15,7 @@ from typing import Any
 
 from imgfmt.digest import Digest
 from tests.transfer.fixture_store import CONFIG, MIB, FixtureStore, Node, Nodes, noise
+from transfer.cache.disks import NewDisk
 from transfer.cache.evict import Watermarks
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.warm import WarmConfig, WarmReport, local_image, warm
@@ -43,10 +44,11 @@ def config(*, fsync: bool = True, direct: bool = False) -> WarmConfig:
 
 @dataclass
 class World:
-    """A cache at `root` and a store beside it, in one security domain."""
+    """A cache at `root` and a store beside it, in one security domain; `disks` are further ones."""
 
     root: Path
     store: FixtureStore
+    disks: tuple[Path, ...] = ()
     cache: CacheRoot = field(init=False)
     paths: DomainPaths = field(init=False)
 
@@ -55,7 +57,8 @@ class World:
 
     def reopen(self) -> None:
         """As the next process finds it."""
-        self.cache = CacheRoot(str(self.root), allow_root_filesystem=True)
+        disks = [NewDisk(str(path)) for path in self.disks]
+        self.cache = CacheRoot(str(self.root), allow_root_filesystem=True, disks=disks)
         uuid = self.store.catalog.record.uuid
         self.paths = self.cache.domain(uuid, SCOPE, self.store.store.url)
 

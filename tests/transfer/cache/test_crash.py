@@ -17,6 +17,7 @@ from tests.transfer.cache.support import World, config, join, snapshot
 from tests.transfer.fixture_store import contents, expected
 from transfer.cache import build as building
 from transfer.cache import evict as evicting
+from transfer.cache import trash
 from transfer.cache.build import Build
 from transfer.cache.evict import evict_all
 from transfer.cache.owners import is_sound
@@ -77,7 +78,7 @@ def arm(step: str) -> None:
         case "unmarked":
             _after(evicting, "sync_folder")
         case "moved":
-            _after(building, "empty_trash")
+            _after(trash, "empty_trash")
         case _:
             raise AssertionError(step)
 

@@ -15,6 +15,7 @@ from tests.filesystems import Disk
 from tests.transfer.cache.support import World, snapshot
 from tests.transfer.fixture_store import MIB, Node, contents, noise
 from transfer.cache import claims
+from transfer.cache.disks import MAIN
 from transfer.cache.evict import (
     Watermarks,
     apply_watermarks,
@@ -87,9 +88,9 @@ def test_a_tree_counts_by_what_it_alone_has(xfs: Disk, make_world: Make, n_share
     if n_shared:
         world.warm(two)
         trees.append(world.tree_of(two))
-    alone = exclusive_bytes(world.paths, trees, shares=True)[trees[0]]
+    alone = exclusive_bytes(world.paths, trees, shares={MAIN: True})[trees[0]][MAIN]
     assert abs(alone - (16 - 8 * n_shared) * MIB) < MIB
-    assert exclusive_bytes(world.paths, trees, shares=False)[trees[0]] > 16 * MIB
+    assert exclusive_bytes(world.paths, trees, shares={MAIN: False})[trees[0]][MAIN] > 16 * MIB
     assert abs(size_bytes(world.cache) - (16 + 8 * n_shared) * MIB) < MIB
 
 
@@ -106,7 +107,7 @@ def test_a_tree_that_would_free_nothing_stays_while_another_would(
     for image in images:
         world.warm(image)
     trees = [world.tree_of(image) for image in images]
-    evicted = make_room(world.cache, free_bytes(world.cache)[0] + 1)
+    evicted = make_room(world.cache, {MAIN: free_bytes(world.cache)[0] + 1})
     assert [e.tree for e in evicted] == [trees[2]]
     freed = [e.freed_bytes for e in evict_all(world.cache)]
     assert freed == [0, 4 * MIB]
@@ -206,7 +207,7 @@ def test_what_another_download_has_reserved_is_not_free(
 ) -> None:
     image = world.store.add(snapshot(1))
     free = free_bytes(world.cache)[0]
-    monkeypatch.setattr(claims, "reserved", lambda root, own: free - MIB)
+    monkeypatch.setattr(claims, "reserved", lambda root, own: {MAIN: free - MIB})
     with pytest.raises(OutOfResources, match="reserved by other downloads"):
         world.warm(image)
 

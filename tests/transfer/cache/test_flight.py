@@ -24,6 +24,7 @@ from tests.transfer.cache.support import (
 )
 from tests.transfer.fixture_store import MIB, Node, contents, expected, noise, run
 from transfer.cache import warm as warming
+from transfer.cache.disks import MAIN
 from transfer.cache.flights import Builder, OwnFlight, live_flights, read_builder, reserved
 from transfer.cache.locks import is_held, lock
 from transfer.cache.owners import is_sound
@@ -124,7 +125,7 @@ def test_a_flight_ends_with_its_process_and_its_claims_too(world: World) -> None
     (found,) = live_flights(world.paths, other)
     assert found.find(digests).tolist() == [0, 1]
     assert found.find(digests[::-1] + np.uint8(1)).tolist() == [-1, -1]
-    assert reserved(world.cache.path, other) == 700
+    assert reserved(world.cache.path, other) == {MAIN: 700}
     flight.close()
     assert not found.alive
     assert live_flights(world.paths, other) == []

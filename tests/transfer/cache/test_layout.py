@@ -15,7 +15,7 @@ from imgfmt.wire import encode_record
 from tests.filesystems import Disk, disk, run
 from tests.transfer.cache.support import World, snapshot
 from tests.transfer.fixture_store import contents, expected
-from transfer.cache import layout
+from transfer.cache import folders
 from transfer.cache.build import Build
 from transfer.cache.evict import evict_all
 from transfer.cache.layout import CacheRoot, domain_name
@@ -44,8 +44,8 @@ def test_the_root_filesystem_is_refused_unless_allowed(tmp_path: Path) -> None:
 def test_filesystems_without_dependable_locks_are_refused(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "filesystem_type", lambda path: kind)
-    monkeypatch.setattr(layout, "is_remote", lambda path: kind != "overlay")
+    monkeypatch.setattr(folders, "filesystem_type", lambda path: kind)
+    monkeypatch.setattr(folders, "is_remote", lambda path: kind != "overlay")
     with pytest.raises(InvalidInput, match="local disk"):
         CacheRoot(str(tmp_path / "cache"), allow_root_filesystem=True)
 

@@ -1,0 +1,72 @@
+"""What cut-off builds and removals have left, and parts that are nobody's. All of it blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from imgfmt.digest import Digest
+from transfer.cache.disks import MAIN
+from transfer.cache.durable import remove_file
+from transfer.cache.layout import CacheRoot, DomainPaths
+from transfer.cache.locks import lock
+from transfer.cache.owners import read_mark
+from transfer.cache.trash import discard_at
+
+
+def unfinished(cache: CacheRoot) -> Iterator[tuple[DomainPaths, Digest]]:
+    """Trees of which something is there that does not belong to a complete tree."""
+    for paths, _ in cache.domains():
+        found = {*paths.listed("partial")}
+        found.update(tree for tree in paths.listed("trees") if read_mark(paths, tree) is None)
+        for disk in paths.disks.there():
+            part = paths.on(disk)
+            found.update(part.listed("partial"))
+            found.update(t for t in part.listed("trees") if disk.id not in _marked(paths, t))
+        yield from ((paths, tree) for tree in sorted(found))
+
+
+def drop_partial(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[bytes] | None:
+    """Remove what does not belong to a complete tree; bytes on each disk that this freed.
+
+    None if somebody holds the lock of the tree, or there is nothing to remove.
+    """
+    held = lock(paths.lock(tree), wait=False)
+    if held is None:
+        return None
+    with held:
+        wanted = _marked(paths, tree)
+        removed = False
+        freed: Counter[bytes] = Counter()
+        roots = [(MAIN, cache.path, paths)]
+        roots += [(disk.id, disk.path, paths.on(disk)) for disk in paths.disks.there()]
+        for disk_id, root, of_disk in roots:
+            folders = [of_disk.partial(tree)]
+            if disk_id not in wanted:
+                folders.append(of_disk.tree(tree))
+            for folder in filter(os.path.isdir, folders):
+                freed[disk_id] += disk_bytes(folder)
+                discard_at(root, folder)
+                removed = True
+        removed |= remove_file(paths.journal(tree))
+        if not wanted:
+            remove_file(paths.places(tree))
+    return freed if removed else None
+
+
+def _marked(paths: DomainPaths, tree: Digest) -> set[bytes]:
+    """The disks that a complete tree lies on; none if it is not complete."""
+    mark = read_mark(paths, tree)
+    return {MAIN, *mark.disks} if mark is not None else set()
+
+
+def disk_bytes(folder: str) -> int:
+    """Bytes that the files below a folder take, shared ones too."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(above, name)).st_blocks * 512
+    return total

@@ -76,12 +76,16 @@ class CacheConfig:
     Keys: `path` (default `/var/lib/snapcask`), `maxBytes` (integer or null, default null: bounded
     by the watermarks only), `beginFree` and `endFree` (shares of the filesystem, default 0.20 and
     0.25: eviction begins when less than the first is free, and ends at the second),
-    `allowRootFilesystem` (bool, default false).
+    `allowRootFilesystem` (bool, default false), `scrubIntervalHours` (number >= 0, default 168:
+    the whole cache is read back and mended that often; 0 for never), `scrubBytesPerSecond` (integer
+    >= 1048576, default 67108864: on average, with a rest after each tree).
     """
 
     path: str = "/var/lib/snapcask"
     watermarks: Watermarks = field(default_factory=Watermarks)
     allow_root_filesystem: bool = False
+    scrub_interval_s: float = 168 * 3600.0
+    scrub_bytes_per_s: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

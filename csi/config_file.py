@@ -223,8 +223,10 @@ def _cache(keys: _Keys) -> CacheConfig:
         raise InvalidInput(f"{keys.path('endFree')}: {end:g} is less than beginFree, {begin:g}")
     marks = Watermarks(begin, end, keys.integer("maxBytes", None, 1))
     allow = keys.flag("allowRootFilesystem", False)
+    interval_h = keys.number("scrubIntervalHours", 168.0, 0.0, 87_600.0)
+    rate = keys.integer("scrubBytesPerSecond", 64 << 20, 1 << 20)
     keys.done()
-    return CacheConfig(path, marks, allow)
+    return CacheConfig(path, marks, allow, 3600.0 * interval_h, rate or 0)
 
 
 def _mount(keys: _Keys) -> MountConfig:

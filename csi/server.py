@@ -32,6 +32,7 @@ from csi.metrics import Metrics
 from csi.mounting import Mounter
 from csi.names import VolumeNames
 from csi.records import Records
+from csi.scrubbing import Scrubber
 from csi.services import IdentityServicer, NodeServicer, handlers_of
 from csi.stores import Stores
 from csi.targets import KubeletFolder
@@ -218,6 +219,9 @@ class _Driver:
         )
         self._metrics.watch_fetches(lambda: fetches.n_running, lambda: fetches.n_queued)
         self._metrics.watch_cache(lambda: _sizes(cache, records))
+        await stack.enter_async_context(
+            helping(Scrubber(config, cache, stores, records.folder).run)
+        )
         facts = host_facts()
         return VolumeService(
             config,

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from imgfmt.digest import Digest
 from imgfmt.errors import DoesNotFit, InvalidInput, NotFound
+from imgfmt.facts import words
 from imgfmt.image import Image, Member, Variant, Variants
 from imgfmt.rules import Op, Rule, meets
 
@@ -42,6 +43,7 @@ RECORDED = {
 
 _OF_TENSORS = frozenset({"cpu.arch", "gpu.compute_capability"})
 _SHOWN_VARIANTS = 8
+_SHOWN_CHARACTERS = 120
 
 
 class Use(StrEnum):
@@ -88,11 +90,24 @@ class Check:
         """Whether the machine must not use the image."""
         return self.verdict is Verdict.DIFFERS and not self.overridden
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Of a list that the machine does not have whole, what it lacks, ascending."""
+        if self.op is not Op.SUBSET or self.target is None:
+            return ()
+        lacking = words(self.rule, self.source) - words(self.rule, self.target)
+        return tuple(sorted(lacking.elements()))
+
     def __str__(self) -> str:
-        return (
-            f"{self.rule}: the image wants {self.op} {self.source!r}, this machine has"
-            f" {self.target!r}"
+        told = (
+            f"{self.rule}: the image wants {self.op} {_short(self.source)}, this machine has"
+            f" {_short(self.target or '')}"
         )
+        return told + (f" and lacks {_short(','.join(self.missing))}" if self.missing else "")
+
+
+def _short(value: str) -> str:
+    return repr(value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}...")
 
 
 def checks_of(
@@ -226,9 +241,12 @@ def choose(
             return weighed.variant.digest
         check = weighed.refusing[0]
         reasons.append(
-            f"{weighed.variant.digest.short} wants {check.rule} {check.op} {check.source!r},"
-            f" here it is {check.target!r}"
+            f"{weighed.variant.digest.short} wants {check.rule} {check.op} {_short(check.source)},"
+            f" here it is {_short(check.target or '')}"
         )
     more = len(reasons) - _SHOWN_VARIANTS
     told = "; ".join(reasons[:_SHOWN_VARIANTS]) + (f"; and {more} more" if more > 0 else "")
-    raise DoesNotFit(f"none of the variants fits this machine: {told}")
+    raise DoesNotFit(
+        f"none of the variants fits this machine (name one by its digest to have it all the same):"
+        f" {told}"
+    )

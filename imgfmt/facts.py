@@ -14,7 +14,7 @@ from fractions import Fraction
 
 Magnitude = tuple[Fraction, ...]
 
-_NUMBERS = re.compile(r"\s*[vV]?([0-9]{1,18}(?:\.[0-9]{1,18})*)(?![0-9])")
+_NUMBERS = re.compile(r"\s*[vV]?([0-9]{1,18}(?:\.[0-9]{1,18})*)(?!\.?[0-9])")
 _V = re.compile(r"\Av(?=[0-9])")
 _WHOLE_VERSION = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})*")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(m|k|[KMGTPE]i?)?B?")

@@ -21,8 +21,8 @@ from transfer.threads import Threads
 
 _MANY = 8
 _WAYS_OUT = (
-    "use a machine that fits, name an image by its digest, override the rules that may differ"
-    " (--override RULE), or go on all the same (--on-mismatch warn)"
+    "use a machine that fits, override the rules that may differ (--override RULE), or go on all"
+    " the same (--on-mismatch warn)"
 )
 
 

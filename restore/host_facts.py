@@ -95,8 +95,13 @@ class MachineFacts(Mapping[str, str]):
         return sum(1 for _ in self)
 
     def recordable(self) -> dict[str, str]:
-        """What `push --record-host` records: the machine, not tools or limits. Blocks."""
+        """What `push --record-host` records: the machine, not tools or limits. Blocks.
+
+        GPUs are those that NVML shows to this process, where it does; /proc may show more.
+        """
         facts = {fact: self.get(fact, "") for fact in (*_BASE, *_CPU, *_GPU)}
+        if self._use_nvml and has_driver(self._root):
+            facts |= self._once(self._nvml)
         return {fact: value for fact, value in facts.items() if value}
 
     def _base(self) -> dict[str, str]:

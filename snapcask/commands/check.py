@@ -78,6 +78,7 @@ def _row(check: Check) -> dict[str, Any]:
         "source": check.source,
         "target": check.target,
         "verdict": check.verdict.value,
+        "missing": list(check.missing),
         "overridden": check.overridden,
         "origin": check.origin.value,
         "members": list(check.members),
@@ -101,7 +102,7 @@ def _lines(reference: str, report: CompatReport) -> list[str]:
             check.rule,
             f"{check.op} {_short(check.source)}",
             "-" if check.target is None else _short(check.target),
-            check.verdict.value + (", overridden" if check.overridden else ""),
+            _told(check),
         )
         for check in report.checks
     ]
@@ -110,6 +111,11 @@ def _lines(reference: str, report: CompatReport) -> list[str]:
     else:
         lines += ["", "the image has no rules: it is for every machine"]
     return [*lines, "", _verdict(report)]
+
+
+def _told(check: Check) -> str:
+    lacks = f": lacks {_short(','.join(check.missing))}" if check.missing else ""
+    return check.verdict.value + (", overridden" if check.overridden else "") + lacks
 
 
 def _verdict(report: CompatReport) -> str:

@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Point NAME:TAG at a list of the images REF, the preferred first.
 
-    A pull of NAME:TAG takes the first image whose rules (push --require) all hold on the machine.
+    A pull of NAME:TAG takes the first image that is for the machine; `snapcask check` says which.
     Prints the digest of the list.
     """
     from snapcask.commands.naming import print_naming

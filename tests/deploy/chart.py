@@ -103,7 +103,7 @@ MATRIX: Mapping[str, Values] = {
         "nameOverride": "snaps",
         "commonLabels": {"example.com/team": "platform"},
     },
-    "a long name": {"fullnameOverride": "a-name-that-is-longer-than-what-kubernetes-allows-labels"},
+    "a long name": {**WITH_CONTROLLER, "fullnameOverride": "a-name-that-is-too-long-" * 3},
     "images by digest": {
         **WITH_CONTROLLER,
         "image": {**BASE["image"], "digest": _DIGEST, "pullPolicy": "Always"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -101,6 +102,21 @@ def test_bad_values_are_refused_by_name(
     answer = helm_answers[f"refuse {name}"]
     assert "files" not in answer
     assert REFUSED[name][1] in answer["error"]
+
+
+def test_every_object_of_the_values_is_closed_to_unknown_keys() -> None:
+    open_to_all = []
+
+    def look(schema: Any, path: str) -> None:
+        if isinstance(schema, dict):
+            if "properties" in schema and schema.get("additionalProperties") is not False:
+                open_to_all.append(path)
+            for key, below in schema.items():
+                look(below, f"{path}/{key}")
+
+    look(json.loads((CHART / "values.schema.json").read_text()), "")
+    variables, condition = "/properties/env/items", "/properties/policy"
+    assert open_to_all == [f"{condition}/if", f"{condition}/then", variables]
 
 
 def test_the_chart_has_the_version_of_the_program() -> None:

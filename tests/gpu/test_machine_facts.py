@@ -12,7 +12,12 @@ from imgfmt.compat import Verdict
 from restore.gpu_facts import nvml_facts, proc_facts
 from restore.host_facts import MachineFacts
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/driver/nvidia/version"), reason="there is no NVIDIA driver here"
+    ),
+]
 
 
 def open_devices() -> list[str]:

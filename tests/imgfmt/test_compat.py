@@ -144,6 +144,21 @@ def test_a_stated_rule_takes_the_place_of_a_recorded_one() -> None:
     assert (kernel.origin, kernel.source) == (Origin.REQUIRED, "6.1")
 
 
+def test_what_a_machine_lacks_of_a_list_is_named() -> None:
+    image = recorded({"cpu.features": "sse2,avx2,avx512f", "gpu.products": "NVIDIA L4,NVIDIA L4"})
+    cpu, gpus = checks_of(image, {"cpu.features": "avx2", "gpu.products": "L4"})
+    assert (cpu.missing, gpus.missing) == (("avx512f", "sse2"), ("l4",))
+    assert "lacks 'avx512f,sse2'" in str(cpu)
+    (fits,) = checks_of(recorded({"cpu.features": "avx2"}), {"cpu.features": "avx2"})
+    assert fits.missing == ()
+
+
+def test_a_value_of_any_length_is_told_in_a_line() -> None:
+    (check,) = checks_of(recorded({"model": "m" * 10_000}), {"model": "n\n" * 10_000})
+    assert len(str(check)) < 600
+    assert "\n" not in str(check)
+
+
 def test_members_that_ran_on_different_machines_each_have_a_rule() -> None:
     members = tuple(
         Member(name, TREE, provenance=pairs({"cpu.arch": arch, "kernel.release": "6.1"}))
@@ -226,7 +241,7 @@ def test_where_no_variant_fits_each_is_named_with_both_values() -> None:
     with pytest.raises(DoesNotFit) as caught:
         choose(variants, known, {"gpu": "B200", "driver": "535.1"})
     assert str(caught.value) == (
-        "none of the variants fits this machine: "
+        "none of the variants fits this machine (name one by its digest to have it all the same): "
         f"{digest(1).short} wants gpu equal 'H100', here it is 'B200'; "
         f"{digest(2).short} wants driver at-least '550', here it is '535.1'"
     )

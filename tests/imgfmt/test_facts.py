@@ -75,10 +75,19 @@ def test_what_can_not_be_compared_has_no_form(fact: str, value: str) -> None:
     assert canonical(fact, value) is None
 
 
-@given(PARTS, PARTS)
+@st.composite
+def pairs_of_versions(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Two versions, of which one may begin as the other does."""
+    one, more = draw(PARTS), draw(st.lists(st.integers(0, 1), max_size=2))
+    n_same = draw(st.integers(0, len(one)))
+    return one, [*one[:n_same], *more] or [0]
+
+
+@given(pairs_of_versions())
 def test_versions_compare_part_by_part_with_missing_parts_as_zero(
-    one: list[int], other: list[int]
+    both: tuple[list[int], list[int]],
 ) -> None:
+    one, other = both
     n_parts = max(len(one), len(other))
     padded = [parts + [0] * (n_parts - len(parts)) for parts in (one, other)]
     dotted = [".".join(map(str, parts)) for parts in (one, other)]
@@ -129,6 +138,11 @@ def test_no_limit_is_more_than_any_limit() -> None:
     assert unlimited is not None
     assert large is not None
     assert unlimited > large
+
+
+@pytest.mark.parametrize("text", ["9" * 19, "1." + "9" * 19, "1.2." + "9" * 5000, "", "v", "-1"])
+def test_what_is_no_number_or_too_long_is_no_amount(text: str) -> None:
+    assert magnitude("gpu.driver_version", text) is None
 
 
 def test_a_list_is_written_in_order() -> None:

@@ -179,6 +179,8 @@ def test_what_is_recorded_of_a_machine_is_the_machine(tmp_path: Path) -> None:
         "gpu.products",
     }  # fmt: skip
     assert found["kernel.release"] == "6.8.0-45-generic"
+    seen = machine(tmp_path, nvml=lambda: {"gpu.count": "3", "gpu.mig_profiles": ""})
+    assert (seen["gpu.count"], seen.recordable()["gpu.count"]) == ("1", "3")
 
 
 @pytest.mark.parametrize(
@@ -264,11 +266,7 @@ def test_where_there_is_no_gpu_the_real_child_says_so() -> None:
 
 
 def test_modules_beside_the_probe_do_not_stand_in_for_others(tmp_path: Path) -> None:
-    env = fake_nvml(tmp_path, "[]", init="import driver as found; print(found); os._exit(0)")
-    beside = Path(gpu_facts.__file__).parent / "driver.py"
-    assert beside.exists()
-    done = subprocess.run(
-        [sys.executable, "-P", nvml_probe.__file__], env=env, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert "No module named 'driver'" in done.stdout
+    assert (Path(gpu_facts.__file__).parent / "driver.py").exists()
+    init = "import sys; (HERE / 'path').write_text(' '.join(sys.path))"
+    nvml_facts(env=fake_nvml(tmp_path, "[]", init=init))
+    assert str(Path(gpu_facts.__file__).parent) not in (tmp_path / "path").read_text().split()

@@ -72,7 +72,7 @@ def test_each_rule_is_shown_with_both_values_and_the_verdict(
     (pool,) = [rule for rule in document["rules"] if rule["rule"] == "pool"]
     assert pool == {
         "rule": "pool", "op": "subset", "source": "fast", "target": None, "verdict": "unknown",
-        "overridden": False, "origin": "required", "members": [],
+        "missing": [], "overridden": False, "origin": "required", "members": [],
     }  # fmt: skip
 
 
@@ -246,11 +246,15 @@ def test_a_mount_refuses_warns_or_ignores_also_without_its_store(
         at.mkdir()
         digest = call("push", snapshot, "a:1", "--fact", WRONG).out.strip()
         assert call("prefetch", "a:1").code == 0
-        for reference in ("a:1", digest):
+        for reference in ("a:1", digest, "without its store"):
+            if reference == "without its store":
+                store.rename(tmp_path / "elsewhere")
+                reference = digest
             refused = call("mount", reference, at)
             assert refused.code == ExitCode.MISMATCH
             assert "pdp11" in refused.err
             assert os.listdir(at) == []
+        (tmp_path / "elsewhere").rename(store)
         warned = call("mount", "a:1", at, "--on-mismatch", "warn")
         assert (warned.code, "pdp11" in warned.err) == (0, True)
         assert call("umount", at).code == 0

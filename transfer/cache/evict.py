@@ -15,7 +15,6 @@ from transfer.cache.durable import remove_file, sync_folder
 from transfer.cache.flights import OwnFlight, reserved
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
-from transfer.cache.owners import read_mark
 from transfer.cache.share import can_clone
 from transfer.cache.trash import discard_at, domain_roots, empty_trash
 from transfer.cache.unfinished import drop_partial, unfinished
@@ -60,7 +59,6 @@ class _Candidate:
     tree: Digest
     used_ns: int
     exclusive_bytes: ByDisk
-    disks: frozenset[bytes]
 
 
 _Lacking = Callable[[ByDisk], Collection[bytes]]
@@ -180,18 +178,16 @@ def _next(
 ) -> _Candidate | None:
     """The least recently used tree that frees something on the `wanted` disks.
 
-    If none does, the least recently used one that lies on one of them.
+    If none does, the least recently used one that has bytes on one of them.
     """
     candidates = []
     for paths, _ in cache.domains():
         trees = paths.listed("marks")
         alone = exclusive_bytes(paths, trees, shares=shares)
         for tree in trees:
-            mark = read_mark(paths, tree)
-            disks = frozenset((MAIN, *(mark.disks if mark is not None else ())))
+            disks = frozenset(alone[tree]) or {MAIN}
             if tree not in keep and (paths.name, tree) not in failed and disks & wanted:
-                used = used_ns(paths, tree)
-                candidates.append(_Candidate(paths, tree, used, alone[tree], disks))
+                candidates.append(_Candidate(paths, tree, used_ns(paths, tree), alone[tree]))
     candidates.sort(key=lambda c: c.used_ns)
     freeing = (c for c in candidates if any(c.exclusive_bytes.get(disk) for disk in wanted))
     return next(freeing, candidates[0] if candidates else None)

@@ -113,7 +113,7 @@ def exclusive_bytes(
 ) -> Mapping[Digest, ByDisk]:
     """Bytes on each disk that each of these trees alone holds; where `shares` is false, all.
 
-    Only the disks that `shares` has are looked at.
+    Only the disks that `shares` has are looked at; a tree has no entry where it has no bytes.
     """
     found: dict[Digest, dict[bytes, int]] = {tree: {} for tree in trees}
     for disk, held in _held(paths, trees, shares).items():
@@ -179,6 +179,8 @@ def _held_by(
             continue
         here = slice(None) if part is None else part == index
         own, own_sizes = keys[here], sizes[here]
+        if not len(own):
+            continue
         if shares[disk]:
             own, first = np.unique(own, return_index=True)
             own_sizes = own_sizes[first]

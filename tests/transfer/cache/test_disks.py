@@ -17,7 +17,7 @@ from tests.transfer.cache.support import World
 from tests.transfer.cache.test_scrub import scrubbed
 from tests.transfer.fixture_store import MIB, FixtureStore, contents, expected
 from transfer.cache.build import Build
-from transfer.cache.disks import NewDisk, forget_disk
+from transfer.cache.disks import MAIN, NewDisk, forget_disk
 from transfer.cache.evict import evict_all
 from transfer.cache.layout import CacheRoot
 from transfer.cache.listing import list_cache
@@ -276,16 +276,20 @@ def test_a_disk_that_is_hidden_in_the_middle_is_noticed_and_gets_nothing(
     assert seen(world, made) == expected(pages(1, files=4))
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
 def test_a_build_goes_on_without_a_disk_that_went_away(
-    world: World, disks: list[Disk], monkeypatch: pytest.MonkeyPatch
+    world: World, disks: list[Disk], monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     made = world.store.add(pages(1, files=4))
     with monkeypatch.context() as patched:
         patched.setattr("transfer.cache.fill.commit", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             world.warm(made)
-    disks[1].unmount()
-    world.reopen()
+    if comes_back:  # just after it was seen which disks are there
+        monkeypatch.setattr(world.cache, "roots", lambda: {MAIN: world.cache.path})
+    else:
+        disks[1].unmount()
+        world.reopen()
     report = world.warm(made)
     assert 8 * MIB <= report.fetched_bytes < 9 * MIB
     assert contents(world.tree(made)) == expected(pages(1, files=4))

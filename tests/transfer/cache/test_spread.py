@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from imgfmt.errors import Unsupported
+from imgfmt.errors import OutOfResources, Unsupported
 from tests.filesystems import Disk, disk, run
 from tests.transfer.cache.several import pages, parts, path_of, seen, world_on
 from tests.transfer.cache.support import World, join, served_bytes, start
 from tests.transfer.cache.test_scrub import scrubbed
 from tests.transfer.fixture_store import MIB, FixtureStore, Node, contents, expected, noise
+from transfer.cache import claims, spread
 from transfer.cache.damage import damaged_trees
-from transfer.cache.disks import free_of
+from transfer.cache.disks import MAIN, free_of
 from transfer.cache.evict import Watermarks, apply_watermarks, evict_all, make_room
+from transfer.cache.flights import OwnFlight
 from transfer.cache.listing import list_cache
 from transfer.cache.owners import is_sound, read_mark
 from transfer.cache.publish import mount_image, mount_one, unmount_image
+from transfer.cache.records import Flight
 from transfer.mounts import mount_layers, source_of, unmount
 
 pytestmark = pytest.mark.root
@@ -131,7 +134,8 @@ def test_between_disks_of_different_kinds_bytes_are_copied(
         for image in images:
             report = world.warm(image)
         assert report.fetched_bytes < 4.2 * MIB
-        assert report.shared_bytes > 0
+        shareable = {b"deep/er/pages-%d.img" % i for i in range(1, 6)}
+        assert report.shared_bytes == 4 * MIB * len(shareable & parts(world, images[0])[0])
         assert seen(world, images[1]) == expected(pages(2, own=1))
 
 
@@ -184,6 +188,60 @@ def test_the_watermark_of_one_disk_evicts_only_what_lies_on_it(
     assert sorted(on[t] for t in world.paths.listed("marks")) == sorted([(first,), (second,)])
 
 
+def test_a_tree_that_frees_nothing_on_that_disk_stays(world: World, disks: list[Disk]) -> None:
+    same = noise(20 * MIB, 1)
+    one_file(world, 1, 1, disks)
+    older = {b"pages": Node(same), b"own": Node(noise(20 * MIB, 9))}
+    for at in (0, 1):  # what is its own goes to the third disk
+        run("fallocate", "-l", "150M", disks[at].root / "ballast")
+    world.warm(world.store.add(older))
+    for at in (0, 1):
+        (disks[at].root / "ballast").unlink()
+    one_file(world, 2, 1, disks)
+    first, second = list(world.cache.disks)
+    needed = {first.id: free_of(first.path)[0] + MIB}
+    (evicted,) = make_room(world.cache, needed)
+    assert evicted.tree == world.tree_of(world.store.add({b"pages": Node(noise(20 * MIB, 2))}))
+    assert make_room(world.cache, {MAIN: free_of(str(world.root))[0] + MIB}) == []
+    assert second.is_there()
+
+
+def test_a_flight_says_what_it_reserves_on_each_disk(
+    world: World, disks: list[Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated: list[Flight] = []
+    state = OwnFlight.state
+
+    def kept(own: OwnFlight, flight: Flight) -> None:
+        stated.append(Flight.decode(b"".join(flight.encode()), "flight"))
+        state(own, flight)
+
+    monkeypatch.setattr(OwnFlight, "state", kept)
+    image = world.store.add(pages(1))
+    world.warm(image)
+    assert sorted(stated[0].by_disk) == sorted(world.cache.roots())
+    assert min(stated[0].by_disk.values()) >= 8 * MIB
+    assert sum(stated[0].by_disk.values()) == stated[0].reserved_bytes
+    alone = World(disks[0].root / "alone", world.store)
+    alone.warm(image)
+    assert (stated[1].by_disk, stated[1].reserved_bytes) == ({}, stated[0].reserved_bytes)
+
+
+def test_what_is_reserved_on_a_disk_is_not_free_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = list(world.cache.disks)[1]
+    taken = {second.id: free_of(second.path)[0] - MIB}
+    monkeypatch.setattr(spread, "reserved", lambda root, own: taken)
+    image = world.store.add(pages(1))
+    world.warm(image)
+    assert not any(b"pages" in name for name in parts(world, image)[2])
+    monkeypatch.undo()
+    monkeypatch.setattr(claims, "reserved", lambda root, own: taken)
+    with pytest.raises(OutOfResources, match=rf"on disk {second.path}; .* reserved by other"):
+        world.warm(world.store.add(pages(2)))
+
+
 def test_room_is_made_on_the_disk_that_lacks_it(world: World, disks: list[Disk]) -> None:
     for seed, at in ((1, 0), (2, 2)):
         one_file(world, seed, at, disks)
@@ -205,7 +263,7 @@ def test_a_bad_chunk_on_another_disk_is_found_and_mended(world: World) -> None:
         file.write(b"rot")
     os.utime(path, ns=(0, nodes[b"deep/er/pages-1.img"].mtime_ns))
     report = scrubbed(world, mend=False)
-    assert name in {found for _, found in report.wrong}
+    assert {found for _, found in report.wrong} == {name}
     assert not report.sound
     assert not is_sound(world.paths, world.tree_of(image), world.cache.session)
     assert scrubbed(world).sound

@@ -85,7 +85,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if lt (float64 $values.cache.endFree) (float64 $values.cache.beginFree) -}}
 {{- fail "cache.endFree is less than cache.beginFree" -}}
 {{- end -}}
-{{- $cache := omit $values.cache "hostPathType" "maxBytes" -}}
+{{- $cache := omit $values.cache "hostPathType" "maxBytes" "scrubBytesPerSecond" -}}
+{{- $cache = set $cache "scrubBytesPerSecond" (include "snapcask.bytes" $values.cache.scrubBytesPerSecond | int64) -}}
 {{- if $values.cache.maxBytes -}}
 {{- $cache = set $cache "maxBytes" (include "snapcask.bytes" $values.cache.maxBytes | int64) -}}
 {{- end -}}

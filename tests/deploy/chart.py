@@ -59,7 +59,14 @@ MATRIX: Mapping[str, Values] = {
     "another kubelet folder": {"kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet"},
     "paths with blanks": {"kubeletDir": "/var lib/kubelet", "cache": {"path": "/mnt/a disk/..c"}},
     "sizes as text": {
-        "cache": {"maxBytes": "2Ti", "beginFree": 0, "endFree": 0, "hostPathType": "Directory"},
+        "cache": {
+            "maxBytes": "2Ti",
+            "beginFree": 0,
+            "endFree": 0,
+            "hostPathType": "Directory",
+            "scrubIntervalHours": 0,
+            "scrubBytesPerSecond": "8Mi",
+        },
         "fetch": {"maxMemoryBytes": "64Mi", "maxParallel": 1, "waitLimitSeconds": 0.5},
     },
     "sizes as numbers": {

@@ -31,6 +31,7 @@ from tests.deploy.chart import (
 )
 from tests.deploy.refusals import REFUSED
 
+_DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 _POD = {"component": "app.kubernetes.io/component"}
 _EVENTS = ("", "events", ("create",))
 _TAINT = (
@@ -58,8 +59,7 @@ _SNAPSHOTS = (
 
 def _values(name: str) -> Any:
     """All values of a rendering, the chart's own below those of the matrix."""
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    return merged(merged(defaults, BASE), MATRIX[name])
+    return merged(merged(_DEFAULTS, BASE), MATRIX[name])
 
 
 @pytest.fixture
@@ -149,6 +149,7 @@ def test_the_driver_accepts_its_configuration_and_finds_the_values_in_it(
     assert config.cache.watermarks.begin_free == values["cache"]["beginFree"]
     assert config.cache.watermarks.end_free == values["cache"]["endFree"]
     assert config.cache.allow_root_filesystem == values["cache"]["allowRootFilesystem"]
+    assert config.cache.scrub_interval_s == values["cache"]["scrubIntervalHours"] * 3600
     assert config.fetch.wait_limit_s == values["fetch"]["waitLimitSeconds"]
     assert config.fetch.idle_cancel_s == values["fetch"]["idleCancelSeconds"]
     assert config.fetch.max_parallel == values["fetch"]["maxParallel"]
@@ -164,6 +165,7 @@ def test_sizes_may_be_written_with_units(charts: Mapping[str, Rendered]) -> None
     text, number = charts["sizes as text"].config(), charts["sizes as numbers"].config()
     assert text.cache.watermarks.max_bytes == 2 << 40
     assert text.fetch.max_memory_bytes == 64 << 20
+    assert text.cache.scrub_bytes_per_s == 8 << 20
     assert number.cache.watermarks.max_bytes == 3_000_000_000_000
     assert number.fetch.max_memory_bytes == 6 << 20
     assert charts["least"].config().cache.watermarks.max_bytes is None

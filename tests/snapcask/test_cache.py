@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapcask.exitcodes import ExitCode
-from tests.filesystems import Disk, disk
+from tests.filesystems import Disk, disk, run
 from tests.snapcask.conftest import Call
 from tests.snapcask.support import contents, make_snapshot
 from tests.snapcask.test_docs import WORDS, keys_of
@@ -83,6 +83,46 @@ def test_an_image_is_mounted_and_unmounted_also_without_its_store(
     assert call("umount", at, "--json").document == {"unmounted": [str(at)]}
     assert call("umount", at).code == ExitCode.NOT_FOUND
     assert len(call("cache", "prune", "--all", "--json").document["removed"]) == 1
+
+
+@pytest.mark.root
+def test_a_disk_is_added_used_listed_and_forgotten(
+    call: Call, xfs: Disk, pushed: str, snapshot: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SNAPCASK_CACHE", str(xfs.root / "cache"))
+    at = xfs.root / "at"
+    at.mkdir()
+    with disk(tmp_path, "xfs", name="other") as other:
+        part = other.root / "part"
+        same = call("prefetch", "a:1", "--disk", xfs.root / "part")
+        assert (same.code, "same filesystem" in same.err) == (ExitCode.INVALID_INPUT, True)
+        run("fallocate", "-l", "100M", xfs.root / "ballast")  # the other has more free then
+        monkeypatch.setenv("SNAPCASK_CACHE_DISKS", str(part))
+        assert call("prefetch", "a:1").code == 0
+        monkeypatch.delenv("SNAPCASK_CACHE_DISKS")
+        (listed,) = call("cache", "ls", "--json").document["disks"]
+        assert (listed["path"], listed["problem"]) == (str(part), "")
+        assert listed["size_bytes"] > 0
+        assert f"{part}: " in call("cache", "ls").out
+        assert set(keys_of(call("cache", "ls", "--json").document)) <= {
+            w for p in WORDS for w in p.split()
+        }
+        assert call("mount", pushed, at).code == 0
+        assert contents(at) == contents(snapshot)
+        assert call("umount", at).code == 0
+        other.unmount()
+        missing = call("mount", pushed, at)
+        assert missing.code == ExitCode.NOT_FOUND
+        assert "is not there" in missing.err
+        assert "which is not there; mount the disk" in missing.err
+        assert "missing" in call("cache", "ls").out
+        assert call("cache", "forget", part, "--json").document == {"forgotten": str(part)}
+        assert call("cache", "forget", part).code == ExitCode.NOT_FOUND
+        assert call("prefetch", "a:1", "--json").document["built"] == 1
+        assert call("mount", pushed, at).code == 0
+        assert contents(at) == contents(snapshot)
+        assert call("umount", at).code == 0
 
 
 def test_another_user_s_scope_sees_no_hit(

@@ -188,7 +188,10 @@ def test_a_host_that_is_recorded_fits_and_gives_way_to_the_snapshot(
 ) -> None:
     from restore import host_facts
 
-    host = {"gpu.count": "8", "gpu.driver_version": "590.1", "kernel.release": "6.1"}
+    host = {
+        "gpu.count": "8", "gpu.driver_version": "590.1", "gpu.products": "H200,B200",
+        "kernel.release": "6.1",
+    }  # fmt: skip
     monkeypatch.setattr(host_facts.MachineFacts, "recordable", lambda _: host)
     call("push", snapshot, "a:1", "--record-host")
     assert provenance(call, "a:1") == host

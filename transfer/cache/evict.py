@@ -141,8 +141,10 @@ def _evict(cache: CacheRoot, keep: frozenset[Digest], lacking: _Lacking) -> list
     failed: set[tuple[str, Digest]] = set()
     freed: Counter[bytes] = Counter()
     free_before = {disk: free_of(root)[0] for disk, root in roots.items()}
-    for paths, tree in unfinished(cache):
-        if tree not in keep and lacking(freed) and (found := drop_partial(cache, paths, tree)):
+    for paths, tree, disks in unfinished(cache):
+        if tree in keep or disks.isdisjoint(lacking(freed)):
+            continue
+        if (found := drop_partial(cache, paths, tree)) is not None:
             evicted.append(Evicted(paths.name, tree, found.total(), partial=True))
             freed.update(found)
     while wanted := lacking(freed):

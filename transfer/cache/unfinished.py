@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from imgfmt.digest import Digest
@@ -16,16 +16,17 @@ from transfer.cache.owners import read_mark
 from transfer.cache.trash import discard_at
 
 
-def unfinished(cache: CacheRoot) -> Iterator[tuple[DomainPaths, Digest]]:
-    """Trees of which something is there that does not belong to a complete tree."""
+def unfinished(cache: CacheRoot) -> Iterator[tuple[DomainPaths, Digest, set[bytes]]]:
+    """Trees of which something is there that does not belong to a complete tree; on which disks."""
     for paths, _ in cache.domains():
-        found = {*paths.listed("partial")}
-        found.update(tree for tree in paths.listed("trees") if read_mark(paths, tree) is None)
-        for disk in paths.disks.there():
-            part = paths.on(disk)
-            found.update(part.listed("partial"))
-            found.update(t for t in part.listed("trees") if disk.id not in _marked(paths, t))
-        yield from ((paths, tree) for tree in sorted(found))
+        found: defaultdict[Digest, set[bytes]] = defaultdict(set)
+        for disk_id, _, of_disk in _disks(cache, paths):
+            for tree in of_disk.listed("partial"):
+                found[tree].add(disk_id)
+            for tree in of_disk.listed("trees"):
+                if disk_id not in _marked(paths, tree):
+                    found[tree].add(disk_id)
+        yield from ((paths, tree, disks) for tree, disks in sorted(found.items()))
 
 
 def drop_partial(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[bytes] | None:
@@ -40,9 +41,7 @@ def drop_partial(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[
         wanted = _marked(paths, tree)
         removed = False
         freed: Counter[bytes] = Counter()
-        roots = [(MAIN, cache.path, paths)]
-        roots += [(disk.id, disk.path, paths.on(disk)) for disk in paths.disks.there()]
-        for disk_id, root, of_disk in roots:
+        for disk_id, root, of_disk in _disks(cache, paths):
             folders = [of_disk.partial(tree)]
             if disk_id not in wanted:
                 folders.append(of_disk.tree(tree))
@@ -54,6 +53,12 @@ def drop_partial(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[
         if not wanted:
             remove_file(paths.places(tree))
     return freed if removed else None
+
+
+def _disks(cache: CacheRoot, paths: DomainPaths) -> list[tuple[bytes, str, DomainPaths]]:
+    """Id and path of each disk that counts, and the domain on it."""
+    further = [(disk.id, disk.path, paths.on(disk)) for disk in paths.disks.there()]
+    return [(MAIN, cache.path, paths), *further]
 
 
 def _marked(paths: DomainPaths, tree: Digest) -> set[bytes]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from imgfmt.digest import Digest
 from imgfmt.errors import OutOfResources, Unsupported
 from tests.filesystems import Disk, disk, run
 from tests.transfer.cache.several import pages, parts, path_of, seen, world_on
@@ -42,6 +43,20 @@ def disks(tmp_path: Path) -> Iterator[list[Disk]]:
 def world(disks: list[Disk], store: FixtureStore) -> World:
     """A cache on them."""
     return world_on(disks, store)
+
+
+@pytest.fixture
+def stated(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+    """Flights that this process states, as others read them."""
+    found: list[Flight] = []
+    state = OwnFlight.state
+
+    def kept(own: OwnFlight, flight: Flight) -> None:
+        found.append(Flight.decode(b"".join(flight.encode()), "flight"))
+        state(own, flight)
+
+    monkeypatch.setattr(OwnFlight, "state", kept)
+    return found
 
 
 def test_page_files_are_spread_and_a_mount_has_all_of_them(world: World) -> None:
@@ -126,7 +141,7 @@ def test_a_full_disk_gets_nothing_and_small_files_go_where_most_is_free(
 
 
 def test_between_disks_of_different_kinds_bytes_are_copied(
-    tmp_path: Path, store: FixtureStore
+    tmp_path: Path, store: FixtureStore, stated: list[Flight]
 ) -> None:
     with disk(tmp_path, "xfs") as one, disk(tmp_path, "ext4", 320) as other:
         world = world_on([one, other], store)
@@ -135,6 +150,8 @@ def test_between_disks_of_different_kinds_bytes_are_copied(
             report = world.warm(image)
         assert report.fetched_bytes < 4.2 * MIB
         shareable = {b"deep/er/pages-%d.img" % i for i in range(1, 6)}
+        assert report.copied_bytes + report.shared_bytes == 20 * MIB
+        assert stated[-1].reserved_bytes >= report.copied_bytes + 4 * MIB
         assert report.shared_bytes == 4 * MIB * len(shareable & parts(world, images[0])[0])
         assert seen(world, images[1]) == expected(pages(2, own=1))
 
@@ -155,7 +172,7 @@ def test_two_overlapping_images_at_once_fetch_what_they_share_once(
 ) -> None:
     images = [world.store.add(pages(seed, own=1)) for seed in (1, 2)]
     log = tmp_path / "log"
-    processes = [start(world, image, log, delay_s=0.01) for image in images]
+    processes = [start(world, image, log, delay_s=0.2) for image in images]
     assert join(processes) == [0, 0]
     assert served_bytes(log) < 30 * MIB
     for image, seed in zip(images, (1, 2), strict=True):
@@ -206,17 +223,19 @@ def test_a_tree_that_frees_nothing_on_that_disk_stays(world: World, disks: list[
     assert second.is_there()
 
 
+def test_what_was_not_finished_elsewhere_stays(world: World, disks: list[Disk]) -> None:
+    partial = Path(world.paths.partial(Digest(bytes(32))))
+    partial.mkdir()
+    (partial / "a").write_bytes(noise(MIB))
+    first = next(iter(world.cache.disks))
+    assert make_room(world.cache, {first.id: free_of(first.path)[0] + MIB}) == []
+    (evicted,) = make_room(world.cache, {MAIN: free_of(str(world.root))[0] + MIB})
+    assert evicted.partial
+
+
 def test_a_flight_says_what_it_reserves_on_each_disk(
-    world: World, disks: list[Disk], monkeypatch: pytest.MonkeyPatch
+    world: World, disks: list[Disk], stated: list[Flight]
 ) -> None:
-    stated: list[Flight] = []
-    state = OwnFlight.state
-
-    def kept(own: OwnFlight, flight: Flight) -> None:
-        stated.append(Flight.decode(b"".join(flight.encode()), "flight"))
-        state(own, flight)
-
-    monkeypatch.setattr(OwnFlight, "state", kept)
     image = world.store.add(pages(1))
     world.warm(image)
     assert sorted(stated[0].by_disk) == sorted(world.cache.roots())

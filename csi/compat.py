@@ -5,12 +5,16 @@ What is not known never refuses an image: neither a fact of this node, nor a rul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from imgfmt.image import Image
-from imgfmt.rules import failing
+from imgfmt.compat import checks_of
+from imgfmt.image import Image, Member
+from restore.host_facts import MachineFacts
+
+FactsOf = Callable[[], Mapping[str, str]]
+"""Looks at the node anew: its GPU driver may be another one since the last volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +30,25 @@ class Mismatch:
 
 
 class Judge(Protocol):
-    """Says which rules of an image do not hold here. Must not block."""
+    """Says which rules of an image do not hold here. May block for seconds."""
 
-    def __call__(self, image: Image) -> Sequence[Mismatch]:
-        """All that refuse this node, the most telling first; none if it may be used."""
+    def __call__(self, image: Image, members: Sequence[Member]) -> Sequence[Mismatch]:
+        """All that refuse this node, by name; none if these members may be used."""
 
 
-def judge_by(facts: Mapping[str, str]) -> Judge:
-    """A judge that evaluates an image's own rules against these facts of the node."""
+def facts_of_node() -> Mapping[str, str]:
+    """What is known of this node. The limits of the driver's own container are none of a Pod's."""
+    return MachineFacts(own_container=False)
 
-    def judge(image: Image) -> Sequence[Mismatch]:
+
+def judge_by(facts_of: FactsOf) -> Judge:
+    """A judge that compares what an image states and recorded with the facts of the node."""
+
+    def judge(image: Image, members: Sequence[Member]) -> Sequence[Mismatch]:
         return [
-            Mismatch(rule.fact, f"{rule.op} {rule.value!r}", repr(facts[rule.fact]))
-            for rule in failing(image.compat, facts)
+            Mismatch(check.rule, f"{check.op} {check.source!r}", repr(check.target))
+            for check in checks_of(image, facts_of(), members=members)
+            if check.refuses
         ]
 
     return judge

@@ -54,6 +54,7 @@ _OF_KIND = {
     ErrorKind.INVALID_IMAGE: grpc.StatusCode.DATA_LOSS,
     ErrorKind.UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.INVALID_INPUT: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.CONFLICT: grpc.StatusCode.ABORTED,
     ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.OUT_OF_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 
 from csi import logs
-from csi.compat import Judge, judge_by
+from csi.compat import Judge, facts_of_node, judge_by
 from csi.config import CsiConfig
 from csi.controller import ControllerServicer
 from csi.events import Events, NoEvents
@@ -42,7 +42,6 @@ from transfer.cache.evict import free_bytes, size_bytes
 from transfer.cache.layout import CacheRoot
 from transfer.cache.warm import WarmReport
 from transfer.oserrors import printable, translate
-from transfer.provenance import host_facts
 from transfer.threads import Threads
 
 STATE_FOLDER = "csi"
@@ -222,7 +221,6 @@ class _Driver:
         await stack.enter_async_context(
             helping(Scrubber(config, cache, stores, records.folder).run)
         )
-        facts = host_facts()
         return VolumeService(
             config,
             cache,
@@ -230,8 +228,8 @@ class _Driver:
             stores,
             fetches,
             threads,
-            facts=facts,
-            judge=judge or judge_by(facts),
+            facts_of=facts_of_node,
+            judge=judge or judge_by(facts_of_node),
             metrics=self._metrics,
             events=events,
         )

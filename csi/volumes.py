@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from csi.attributes import OnMismatch
-from csi.compat import Judge, Mismatch
+from csi.compat import FactsOf, Judge, Mismatch
 from csi.config import CsiConfig, MountMode
 from csi.errors import InProgress, Unmet
 from csi.events import Events
@@ -55,7 +55,7 @@ class VolumeUsage:
 
 
 class VolumeService:
-    """Volumes of one node. `facts` are of the node, and choose among variants."""
+    """Volumes of one node. What `facts_of` gives is of the node, and chooses among variants."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class VolumeService:
         fetches: Fetches[WarmReport],
         threads: Threads,
         *,
-        facts: dict[str, str],
+        facts_of: FactsOf,
         judge: Judge,
         metrics: Metrics,
         events: Events,
@@ -78,7 +78,7 @@ class VolumeService:
         self._stores = stores
         self._fetches = fetches
         self._threads = threads
-        self._facts = facts
+        self._facts_of = facts_of
         self._judge = judge
         self._metrics = metrics
         self._events = events
@@ -152,9 +152,9 @@ class VolumeService:
             digest, image, mismatches = await self._chosen(found)
         else:
             digest, image, mismatches = found.digest, found.image, []
-        mismatches += self._judge(image)
+        members = choose_members(image, digest, request.attributes.member)
+        mismatches += await self._threads.run(self._judge, image, members)
         if found.image is None:
-            members = choose_members(image, digest, request.attributes.member)
             async with self._stores.held(found.address) as opened:
                 await self._images.check_room(await opened.catalog(), members)
         if not mismatches:
@@ -178,7 +178,7 @@ class VolumeService:
         async with self._stores.held(found.address) as opened:
             catalog = await opened.catalog()
             try:
-                return *await choose_image(catalog, found.digest, self._facts), []
+                return *await choose_image(catalog, found.digest, self._facts_of()), []
             except InvalidInput as error:
                 record = await catalog.image(found.digest)
                 if not isinstance(record, Variants):
@@ -210,7 +210,7 @@ class VolumeService:
                     digest,
                     member=member,
                     config=settings,
-                    facts=self._facts,
+                    facts=self._facts_of(),
                     progress=progress,
                 )
             self._metrics.fetched(report)

@@ -76,9 +76,10 @@ class CacheConfig:
     Keys: `path` (default `/var/lib/snapcask`), `maxBytes` (integer or null, default null: bounded
     by the watermarks only), `beginFree` and `endFree` (shares of the filesystem, default 0.20 and
     0.25: eviction begins when less than the first is free, and ends at the second),
-    `allowRootFilesystem` (bool, default false), `scrubIntervalHours` (number >= 0, default 168:
-    the whole cache is read back and mended that often; 0 for never), `scrubBytesPerSecond` (integer
-    >= 1048576, default 67108864: on average, with a rest after each tree).
+    `allowRootFilesystem` (bool, default false: a cache on the disk of `kubeletDir`, or of `/`, is
+    refused), `scrubIntervalHours` (number >= 0, default 168: the whole cache is read back and
+    mended that often; 0 for never), `scrubBytesPerSecond` (integer >= 1048576, default 67108864: on
+    average, with a rest after each tree).
     """
 
     path: str = "/var/lib/snapcask"

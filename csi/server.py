@@ -201,6 +201,8 @@ class _Driver:
     ) -> VolumeService:
         config = self._config
         kubelet = self._kubelet = KubeletFolder.find(config.kubelet_dir)
+        if not config.cache.allow_root_filesystem:
+            _check_own_disk(config.cache.path, kubelet.real)
         cache = CacheRoot(
             config.cache.path, allow_root_filesystem=config.cache.allow_root_filesystem
         )
@@ -261,6 +263,24 @@ class _Driver:
             return Page(503, f"{why}\n".encode()) if why else Page(200, b"ok\n")
 
         return {"/metrics": metrics, "/healthz": alive, "/readyz": ready}
+
+
+def _check_own_disk(cache: str, kubelet: str) -> None:
+    """Raise InvalidInput where a full cache would fill kubelet's disk.
+
+    In a container this tells the node's root disk, for there `/` is the container's own.
+    """
+    there = cache if os.path.isdir(cache) else os.path.dirname(cache)
+    try:
+        same = os.stat(there).st_dev == os.stat(kubelet).st_dev
+    except OSError as error:
+        raise translate(error, f"cache {printable(cache)}") from error
+    if same:
+        raise InvalidInput(
+            f"cache {printable(cache)} lies on the disk of kubelet's folder, which a full cache"
+            " would stop; name a folder on another disk, or set cache.allowRootFilesystem and"
+            " cache.maxBytes"
+        )
 
 
 def _sizes(cache: CacheRoot, records: Records) -> tuple[int, int, int]:

@@ -15,7 +15,6 @@ from imgfmt import criu, criu_facts
 from imgfmt.criu import CriuSummary
 from imgfmt.errors import ImageError, InvalidImage
 from imgfmt.nvidia import MANIFEST_FILE, facts_of_manifest
-from transfer.manifest import parse_manifest
 from transfer.oserrors import printable
 
 PAGEMAPS_LIMIT_BYTES = 4 << 20
@@ -59,6 +58,8 @@ def describe_directory(path: str | bytes) -> DirectoryFacts:
     if MANIFEST_FILE in names:
         try:
             raw = _read(root, MANIFEST_FILE, MANIFEST_LIMIT_BYTES, whole=True)
+            from transfer.manifest import parse_manifest  # YAML, which few directories have
+
             facts |= facts_of_manifest(parse_manifest(raw))
         except ImageError as error:
             warnings.append(f"{printable(root)}: {error}; nothing is recorded of the manifest")

@@ -95,7 +95,12 @@ class Driver:
             "stores": {"main": {"url": str(self.store.root)}},
             "kubeletDir": str(self.kubelet),
             "policy": {"singleTenant": True},
-            "cache": {"path": str(self.cache), "beginFree": 0.0, "endFree": 0.0},
+            "cache": {
+                "path": str(self.cache),
+                "beginFree": 0.0,
+                "endFree": 0.0,
+                "allowRootFilesystem": True,
+            },
             "fetch": {"maxMemoryBytes": 16 << 20},
             "logLevel": "debug",
             **self.settings,

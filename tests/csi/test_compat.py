@@ -15,7 +15,7 @@ def test_recorded_facts_of_the_members_that_are_mounted_are_compared() -> None:
     first, second = Member("a", TREE, provenance=ARCH), Member("b", TREE)
     image = Image((first, second), (), ())
     judge = judge_by(lambda: {"cpu.arch": "x86_64"})
-    assert judge(image, (first,)) == [Mismatch("cpu.arch", "= 'vax'", "'x86_64'")]
+    assert judge(image, (first,)) == [Mismatch("cpu.arch", "equal 'vax'", "'x86_64'")]
     assert judge(image, (second,)) == []
 
 

@@ -185,6 +185,23 @@ def test_a_stale_socket_goes_and_anything_else_stays(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_a_cache_on_the_disk_of_kubelet_is_refused_unless_allowed(tmp_path: Path) -> None:
+    (tmp_path / "kubelet").mkdir()
+    config = tmp_path / "c.json"
+    cache = {"path": str(tmp_path / "cache")}
+    text = {**LEAST, "kubeletDir": str(tmp_path / "kubelet"), "cache": cache}
+    config.write_text(json.dumps(text))
+    done = subprocess.run(
+        [sys.executable, "-m", "snapcask", "csi", "--endpoint", f"unix://{tmp_path}/c.sock",
+         "--config", str(config), "--service", "node", "--node-name", "n"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    for word in (str(tmp_path / "cache"), "disk of kubelet's folder", "cache.maxBytes"):
+        assert word in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("arguments", [[], ["--service", "node"]])
 def test_the_command_says_in_one_line_what_is_missing(tmp_path: Path, arguments: list[str]) -> None:
     config = tmp_path / "c.json"

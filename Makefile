@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 
 EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
-BENCH ?= *#             benchmarks/bench_$(BENCH).py is what `make bench` runs
+BENCH ?=#               benchmarks/bench_$(BENCH).py is what `make bench` runs; without it, the suite
+QUICK ?=#               anything: the suite's quick mode, under two minutes
 APT_PACKAGES ?= zstd xfsprogs btrfs-progs runc# what the tests need from the system
 
 PYTHON := .venv/bin/python
@@ -43,7 +44,7 @@ endef
 
 .PHONY: help
 help: ## List the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
 .PHONY: venv
 venv: $(STAMP) ## Create .venv and install snapcask in it, editable, with EXTRAS (dev)
@@ -109,13 +110,20 @@ proto: venv ## Generate the messages of the CSI driver from csi/proto/csi.proto
 	@$(PYTHON) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. csi/proto/csi.proto
 
 .PHONY: bench
-bench: venv ## Run the benchmarks (BENCH=chunking for one of them)
-	@scripts="$(sort $(wildcard benchmarks/bench_$(BENCH).py))"
+bench: venv ## Run the benchmarks (QUICK=1: two minutes; BENCH=chunking: one of them)
+	@if [ -z "$(BENCH)" ]; then
+	    exec $(PYTHON) benchmarks/suite.py $(if $(QUICK),--quick)
+	fi
+	scripts="$(sort $(wildcard benchmarks/bench_$(BENCH).py))"
 	[ -n "$$scripts" ] || { echo "no benchmarks/bench_$(BENCH).py" >&2; exit 1; }
 	for script in $$scripts; do
 	    echo "== $$script"
 	    $(PYTHON) "$$script"
 	done
+
+.PHONY: bench-report
+bench-report: venv ## Draw what was measured: benchmarks/out/report.html
+	@$(PYTHON) benchmarks/draw.py
 
 .PHONY: clean
 clean: ## Remove caches, builds and what demo and benchmarks left; .venv stays

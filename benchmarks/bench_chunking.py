@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,15 +18,14 @@ import numpy as np
 from blake3 import blake3
 
 from benchmarks.report import Cost, Report, Samples, Work, machine, repeat
-from benchmarks.snapshots import BLOCK_BYTES, PAGE, REPLICAS, cuts, files_of, unpack_replicas
+from benchmarks.snapshots import BLOCK_BYTES, PAGE, REPLICAS, cuts, unpack_replicas
 from imgfmt.chunking import Profile
+from transfer.dedup import PAGE_CDC, Study
 
 MIB = 1024 * 1024
 HASH_BYTES = 256 * 1024
 TARGET_GB_S = 5.0
 TARGETS_MB = dict(zip(REPLICAS, (36.5, 25.0, 25.0), strict=True))
-
-Chunker = Callable[[memoryview], Iterator[memoryview]]
 
 
 def inputs(size_bytes: int) -> dict[str, memoryview]:
@@ -71,49 +70,20 @@ def measure_speed(size_bytes: int, rounds: int, report: Report) -> None:
         report.add(name, gb_per_cpu_s=rate, **goal)
 
 
-def by_page_cdc(data: memoryview) -> Iterator[memoryview]:
-    """Chunks as a push cuts them."""
-    for run in cuts(data, Profile()):
-        yield data[run.start * PAGE : (run.start + run.pages) * PAGE]
-
-
-def by_offset(step_bytes: int, data: memoryview) -> Iterator[memoryview]:
-    """Pieces of one length, without those that are all zero."""
-    for start in range(0, len(data), step_bytes):
-        piece = data[start : start + step_bytes]
-        if np.frombuffer(piece, np.uint8).any():
-            yield piece
-
-
-CHUNKERS: dict[str, Chunker] = {
-    "page-CDC": by_page_cdc,
-    "single pages (the bound)": partial(by_offset, PAGE),
-    "fixed 64 KiB": partial(by_offset, 64 * 1024),
-    "fixed 1 MiB": partial(by_offset, MIB),
-}
-
-
 def measure_dedup(
     folders: Sequence[Path], targets_mb: dict[str, float], report: Report
 ) -> dict[str, list[int]]:
     """Add what each of `folders`, in this order, adds; returns new bytes by way of cutting."""
-    found: dict[str, list[int]] = {}
-    for name, chunker in CHUNKERS.items():
-        seen: set[bytes] = set()
-        found[name] = []
-        for folder in folders:
-            n_new, new_bytes = 0, 0
-            for data in files_of(folder):
-                for chunk in chunker(data):
-                    digest = blake3(chunk).digest()
-                    if digest not in seen:
-                        seen.add(digest)
-                        n_new, new_bytes = n_new + 1, new_bytes + len(chunk)
-            goal = {"target_mb": targets_mb[folder.name]} if folder.name in targets_mb else {}
-            goal = goal if chunker is by_page_cdc else {}
-            report.add(f"{name}: {folder.name}", new_mb=new_bytes / 1e6, n_new=n_new, **goal)
-            found[name].append(new_bytes)
-    return found
+    study = Study()
+    added = [study.add(folder) for folder in folders]
+    for way in study.ways:
+        for folder, directory in zip(folders, added, strict=True):
+            found = directory.by_way[way.name]
+            has_goal = way == PAGE_CDC and folder.name in targets_mb
+            goal = {"target_mb": targets_mb[folder.name]} if has_goal else {}
+            new_mb = found.new_bytes / 1e6
+            report.add(f"{way.name}: {folder.name}", new_mb=new_mb, n_new=found.n_new, **goal)
+    return {way.name: [each.by_way[way.name].new_bytes for each in added] for way in study.ways}
 
 
 def main() -> None:

@@ -2,6 +2,9 @@
 
 A benchmark adds what it measured to a `Report`, shows it and writes its JSON; the bare machine's
 rates, to set beside a result, come from `probe_limits`. GB is 10**9 bytes.
+
+The suite says through the environment where JSON goes (BENCH_OUT, a folder) and how large a file
+the probes may write (BENCH_PROBE_MIB).
 """
 
 import errno
@@ -11,8 +14,10 @@ import os
 import platform
 import re
 import resource
+import shlex
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +32,7 @@ import numpy as np
 from blake3 import blake3
 
 HERE = Path(__file__).parent
-OUTPUT_FOLDER = HERE / "out"
+OUTPUT_FOLDER = Path(os.environ.get("BENCH_OUT") or HERE / "out")
 PACKAGES = ("blake3", "zstandard", "msgpack", "numpy", "aiobotocore", "cuda-python", "torch")
 
 
@@ -108,11 +113,23 @@ class Report:
     def write(self, folder: Path = OUTPUT_FOLDER) -> Path:
         """Write `<folder>/<name>.json`, over one that is there, and return its path."""
         rows = [{"case": r.case} | {n: _plain(v) for n, v in r.values.items()} for r in self.rows]
-        document = {"name": self.name, "machine": asdict(self.machine), "rows": rows}
+        document = {
+            "name": self.name,
+            "command": command_line(),
+            "machine": asdict(self.machine),
+            "rows": rows,
+        }
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         return path
+
+
+def command_line() -> str:
+    """The command that is running, as from the repository's root."""
+    script = Path(sys.argv[0]).resolve()
+    shown = script.relative_to(HERE.parent) if script.is_relative_to(HERE.parent) else script.name
+    return shlex.join(["python", str(shown), *sys.argv[1:]])
 
 
 def _cell(value: Value) -> str:
@@ -235,7 +252,7 @@ class ProbeConfig:
     n_repeats: int = 5
     memory_bytes: int = 256 * 1024 * 1024  # copied and hashed
     piece_bytes: int = 256 * 1024  # hashed at a time
-    file_bytes: int = 1024 * 1024 * 1024
+    file_bytes: int = int(os.environ.get("BENCH_PROBE_MIB") or 1024) * 1024 * 1024
     block_bytes: int = 4 * 1024 * 1024  # of one read or write; O_DIRECT wants multiples of 4096
 
 

@@ -25,6 +25,7 @@ VERBS = {
     "verify": "Read images back and check every chunk.",
     "variants": "Make a list of images to choose from by machine.",
     "doctor": "Check a store and this machine, and say what limits a transfer.",
+    "bench": "Show what dedup would find in directories.",
     "cp": "Copy an image to another store.",
     "index": "Maintain the index of chunks.",
     "store": "Show how a store is set up and what it holds.",

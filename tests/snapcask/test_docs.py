@@ -65,6 +65,7 @@ def test_every_key_of_every_document_is_documented(
         ("variants", "v:1", "a:1"),
         ("index", "rebuild"),
         ("store",),
+        ("bench", snapshot),
         ("rm", "a:1"),
     ]
     names = {word for phrase in WORDS for word in phrase.split()}

@@ -28,9 +28,8 @@ def merged(cache: CacheRoot, folders: Sequence[str]) -> Iterator[str]:
         return
     above = os.path.join(cache.path, "merged")
     os.makedirs(above, 0o700, exist_ok=True)
-    for name in os.listdir(above):
-        if not name.endswith(_LOCK):
-            _clear(os.path.join(above, name))
+    for name in {name.removesuffix(_LOCK) for name in os.listdir(above)}:
+        _clear(os.path.join(above, name))
     folder = os.path.join(above, secrets.token_hex(8))
     held = lock(folder + _LOCK)
     assert held is not None

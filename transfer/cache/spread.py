@@ -6,7 +6,7 @@ docs/node-cache.md has the rule. All of it blocks.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -101,14 +101,7 @@ class Spread:
                 if size < SPREAD_BYTES:
                     small.append(entry)
                     continue
-                fitting = [i for i, room in enumerate(self._room) if size <= room]
-                index, had = (
-                    min(
-                        fitting or range(len(self.ids)),
-                        key=lambda i, size=size: ((load[i] + size) / weight[i], -self._room[i]),
-                    ),
-                    0,
-                )
+                index, had = self._emptiest(size, load, weight), 0
             self._put(tree, chunks, index, size - had)
             of[entry] = index
             load[index] += size
@@ -116,6 +109,14 @@ class Spread:
             index = max(range(len(self.ids)), key=lambda i: self._room[i])
             of[small] = index
             self._room[index] -= int(n_bytes[small].sum())
+
+    def _emptiest(self, size: int, load: Sequence[int], weight: Sequence[int]) -> int:
+        """The disk with room for `size` bytes that would have least of the tree for its weight."""
+        fitting = [index for index, room in enumerate(self._room) if size <= room]
+        return min(
+            fitting or range(len(self.ids)),
+            key=lambda i: ((load[i] + size) / weight[i], -self._room[i]),
+        )
 
     def _put(self, tree: Tree, chunks: Numbers, index: int, fresh_bytes: int) -> None:
         self._room[index] -= fresh_bytes
@@ -131,7 +132,7 @@ class Spread:
                 if (index := self._placed.get(key)) is not None:
                     had[index] += length
         best = max(range(len(had)), key=had.__getitem__)
-        return best, had[best]
+        return best, min(had[best], int(tree.chunk_bytes[chunks].sum(dtype=np.uint64)))
 
     def _donated(self, tree: Tree) -> Numbers:
         """Bytes of each entry that could be shared on each disk; shape (disks, entries)."""

@@ -23,6 +23,7 @@ from transfer.cache.build import Build
 from transfer.cache.damage import add_damage
 from transfer.cache.evict import evict_all
 from transfer.cache.owners import is_sound
+from transfer.cache.publish import mount_one
 from transfer.materialise import TreeWriter
 from transfer.store.posix import PosixStore
 
@@ -248,3 +249,22 @@ def test_a_tree_that_is_taken_back_half_way_goes_on(world: World, step: str) -> 
     world.warm(image)
     assert seen(world, image) == expected(NODES)
     nothing_is_left(world)
+
+
+def test_a_merge_that_was_cut_off_is_undone_by_the_next(
+    world: World,
+) -> None:
+    image = world.store.add(NODES)
+    world.warm(image)
+    tree = world.tree_of(image)
+
+    def killed(folder: str) -> None:
+        die()
+
+    dies(world, lambda: mount_one(world.cache, world.paths, tree, "/", "v", mount=killed))
+    (left,) = (path for path in (world.root / "merged").iterdir() if path.is_dir())
+    assert os.path.ismount(left)
+    names: list[str] = []
+    mount_one(world.cache, world.paths, tree, "/", "w", mount=lambda f: names.extend(os.listdir(f)))
+    assert "core-1.img" in names
+    assert os.listdir(world.root / "merged") == []

@@ -1,0 +1,157 @@
+"""Named, frozen cases: all benchmarks in one run, quick (under two minutes) or full.
+
+Quick is meant for two quiet cores; a busy machine takes longer.
+
+Each case is a script and its arguments, and runs in a process of its own. It prints its table; the
+suite gathers the JSON of all in one file, `benchmarks/out/quick.json` or `full.json`, with the
+state of each case: ok, skipped (and why) or failed. Run: `make bench`, `make bench QUICK=1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.report import HERE, OUTPUT_FOLDER
+
+QUICK_PROBE_MIB = 64
+CASE_LIMIT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One script with its arguments in each mode. `lacks` says what the machine has not, or ""."""
+
+    name: str
+    script: str
+    quick: str
+    full: str
+    lacks: Callable[[], str] = str
+
+    def arguments(self, *, quick: bool) -> list[str]:
+        """What the script is called with."""
+        return shlex.split(self.quick if quick else self.full)
+
+
+def _not_root() -> str:
+    return "" if os.geteuid() == 0 else "needs root"
+
+
+def _no_gpu() -> str:
+    return "" if find_spec("cuda") else "needs a GPU and snapcask[gpu]"
+
+
+def _no_s3() -> str:
+    return "" if find_spec("aiobotocore") else "needs snapcask[s3]"
+
+
+CASES = (
+    Case("chunking", "bench_chunking", "--mib 64 --rounds 3", ""),
+    Case("advice", "bench_advice", "--weights-mb 20 --kv-mb 20", ""),
+    Case("push", "bench_push", "--gb 0.25 --rounds 3", ""),
+    Case("push-1", "bench_push", "--gb 0.5 --rounds 1", "--gb 1 --rounds 3"),
+    Case("scale", "bench_scale", "--tb 0.02 --rounds 2", ""),
+    Case("scale-tenth", "bench_scale", "--tb 0.005 --rounds 2", "--tb 0.1"),
+    Case("metadata", "bench_metadata", "--mb 200", ""),
+    Case("peers", "bench_peers", "--gb 0.1 --rounds 1", ""),
+    Case(
+        "receive",
+        "bench_receive",
+        "--gb 0.25 --object-gb 0.125 --rounds 1",
+        "",
+        _no_s3,
+    ),
+    Case(
+        "receive-processes",
+        "bench_receive_processes",
+        "--gb 0.25 --object-gb 0.125 --rounds 1 --processes 1 2",
+        "",
+        _no_s3,
+    ),
+    Case("s3", "bench_s3", "--gb 0.2 --rounds 1", "", _no_s3),
+    Case("cache", "bench_cache", "--gb 0.1 --rounds 1", "", _not_root),
+    Case("csi", "bench_csi", "--pods 10 --mounts 100 --rounds 1", "", _not_root),
+    Case("load", "bench_load", "--gib 1 --disk-gib 1 --rounds 2", "", _no_gpu),
+)
+
+
+def run_case(case: Case, *, quick: bool) -> dict[str, object]:
+    """Run one case, showing what it prints. Returns its entry of the document."""
+    arguments = case.arguments(quick=quick)
+    line = f"python benchmarks/{case.script}.py {shlex.join(arguments)}".rstrip()
+    print(f"\n== {case.name}: {line}", flush=True)
+    entry: dict[str, object] = {"case": case.name, "command": line}
+    if why := case.lacks():
+        print(f"skipped: {why}")
+        return entry | {"state": "skipped", "why": why}
+    with tempfile.TemporaryDirectory(prefix="bench-suite-") as out:
+        environment = {**os.environ, "BENCH_OUT": out}
+        if quick:
+            environment["BENCH_PROBE_MIB"] = str(QUICK_PROBE_MIB)
+        command = [sys.executable, str(HERE / f"{case.script}.py"), *arguments]
+        begun_s = time.monotonic()
+        try:
+            code = subprocess.run(command, env=environment, timeout=CASE_LIMIT_S).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        entry["seconds"] = round(time.monotonic() - begun_s, 1)
+        written = sorted(Path(out).glob("*.json"))
+        if code or not written:
+            print(f"failed: ended with {code}")
+            return entry | {"state": "failed", "why": f"ended with {code}"}
+        reports = [json.loads(path.read_text(encoding="utf-8")) for path in written]
+    return entry | {"state": "ok", "reports": reports}
+
+
+def run_suite(cases: Iterable[Case], *, quick: bool, folder: Path) -> tuple[Path, list[str]]:
+    """Run cases one after the other; returns where the JSON is, and the names of failed ones."""
+    mode = "quick" if quick else "full"
+    load_before = os.getloadavg()[0]
+    entries = [run_case(case, quick=quick) for case in cases]
+    document = {
+        "suite": mode,
+        "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "load_before": load_before,  # processes that ran or waited, before the first case
+        "cases": entries,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{mode}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path, [str(entry["case"]) for entry in entries if entry["state"] == "failed"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the suite, or the cases that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="names; default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, under two minutes")
+    parser.add_argument("--list", action="store_true", help="show the cases and run none")
+    parser.add_argument("--out", type=Path, default=OUTPUT_FOLDER, help="folder for the JSON")
+    options = parser.parse_args(arguments)
+    known = {case.name: case for case in CASES}
+    if unknown := [name for name in options.cases if name not in known]:
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = [known[name] for name in options.cases or known]
+    if options.list:
+        for case in chosen:
+            words = shlex.join(case.arguments(quick=options.quick))
+            print(f"{case.name:<18} benchmarks/{case.script}.py {words}".rstrip())
+        return
+    path, failed = run_suite(chosen, quick=options.quick, folder=options.out)
+    print(f"\nwritten: {path}; draw it with `make bench-report`")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -91,6 +91,10 @@ demo: venv ## Show what snapcask does, on small data made here
 test: venv system ## Run the tests (PYTEST_ARGS='-k wire -x')
 	@$(PYTHON) -m pytest -q $(PYTEST_ARGS)
 
+.PHONY: quick
+quick: venv system ## Run the tests that take no servers and no mounts, in under 3 minutes
+	@$(PYTHON) -m pytest -q -m 'not (slow or root or s3 or thorough)' $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: venv ## Check format, style, types and import contracts
 	@failed=()

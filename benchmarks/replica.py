@@ -48,6 +48,10 @@ def main() -> None:
     parser.add_argument(
         "--changed-layers", type=int, default=0, help=f"of {N_TENSORS}: a fine-tune of the model"
     )
+    parser.add_argument("--kv-mb", type=float, default=0, help="a KV cache in use, in 10^6 bytes")
+    parser.add_argument(
+        "--kv", choices=("kept", "zeroed", "released"), default="kept", help="then done with it"
+    )
     parser.add_argument("--max-seconds", type=float, default=120, help="end by itself after this")
     options = parser.parse_args()
     if not 0 <= options.changed_layers <= N_TENSORS:
@@ -61,9 +65,10 @@ def main() -> None:
         weights_bytes=int(options.weights_mb * MB),
         n_changed=options.changed_layers,
     )
+    used = use_kv_cache(int(options.kv_mb * MB), options.kv)
     report_ready(options.ready_file)
     stop.wait(options.max_seconds)
-    del model
+    del model, used
 
 
 def load_model(*, model_seed: int, order_seed: int, weights_bytes: int, n_changed: int) -> Model:
@@ -97,6 +102,20 @@ def private_memory(n_values: int) -> Halves:
     n_bytes = n_values * np.dtype(np.float16).itemsize
     block = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(block, dtype=np.float16)
+
+
+def use_kv_cache(size_bytes: int, fate: str) -> mmap.mmap | None:
+    """A cache that requests have filled, each in its own way; then kept, zeroed or released."""
+    if size_bytes < mmap.PAGESIZE:
+        return None
+    cache = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    cache.write(np.random.default_rng().bytes(size_bytes))
+    if fate == "zeroed":
+        cache.seek(0)
+        cache.write(bytes(size_bytes))
+    elif fate == "released":
+        cache.madvise(mmap.MADV_DONTNEED)  # as free() and the allocators of frameworks do
+    return cache
 
 
 def report_ready(ready_file: Path) -> None:

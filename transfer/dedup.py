@@ -233,7 +233,7 @@ def regular_files(directory: Path) -> Iterator[Path]:
 
 
 class _Cutter:
-    """Cuts one file in one way. Runs that `feed` returns end at most LEAD_BYTES before its block."""
+    """Cuts one file in one way. What `feed` returns begins within LEAD_BYTES before its block."""
 
     def __init__(self, profile: ScaledProfile, size_bytes: int) -> None:
         self._profile = profile

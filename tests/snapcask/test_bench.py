@@ -39,4 +39,4 @@ def test_an_absent_directory_is_an_error(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_directory_must_be_named(call: Call) -> None:
-    assert call("bench").code == ExitCode.USAGE
+    assert call("bench").code == ExitCode.INVALID_INPUT

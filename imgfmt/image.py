@@ -182,6 +182,11 @@ def _check_count(items: Sequence[object], limit: int, what: str) -> None:
 
 def _check_pairs(items: Pairs, what: str) -> None:
     _check_count(items, MAX_PAIRS, what)
+    for key, value in items:
+        try:
+            f"{key}{value}".encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(f"{what}: {key[:80]!r} is not UTF-8 text") from None
     _check_ascending([key for key, _ in items], what)
 
 

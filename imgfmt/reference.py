@@ -103,6 +103,8 @@ def parse_reference(text: str) -> ImageRef:
         name, at, digest_text = "", "@", text
     if not at:
         name, colon, tag = text.partition(":")
+        if not name or (colon and not tag):
+            raise InvalidInput(f"{text!r} is no reference; write NAME or NAME:TAG")
         return ImageRef(name=name, tag=tag if colon else None)
     digits = digest_text.removeprefix(PREFIX)
     if digits == digest_text or not _HEX.fullmatch(digits):

@@ -59,7 +59,10 @@ class StoreRecord:
         if self.page_bytes not in PAGE_BYTES_CHOICES:
             raise InvalidInput(f"page_bytes {self.page_bytes} is not one of {PAGE_BYTES_CHOICES}")
         if not self.page_bytes <= self.pack_bytes <= MAX_PACK_BYTES:
-            raise InvalidInput(f"pack_bytes {self.pack_bytes} is not up to {MAX_PACK_BYTES}")
+            raise InvalidInput(
+                f"pack_bytes {self.pack_bytes} is not from {self.page_bytes} (a page) to"
+                f" {MAX_PACK_BYTES}"
+            )
         if not (0 <= self.history_s <= MAX_SECONDS and 1 <= self.lease_ttl_s <= MAX_SECONDS):
             raise InvalidInput(f"history_s or lease_ttl_s is not up to {MAX_SECONDS}")
 

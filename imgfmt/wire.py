@@ -67,7 +67,11 @@ def decode_record(raw: Octets, kinds: str | Sequence[str], what: str) -> Fields:
             f"{what} is a record of kind {kind[:40]!r}, expected {' or '.join(wanted)}"
         )
     if version != VERSION:
-        raise Unsupported(f"{what} has format version {version}, this snapcask reads {VERSION}")
+        raise Unsupported(
+            f"{what} has format version {version}, this snapcask reads {VERSION}; use a newer one"
+            if version > VERSION
+            else f"{what} has format version {version}, this snapcask reads {VERSION}"
+        )
     if unknown := fields.text_array("read"):
         raise Unsupported(f"{what} needs the feature {unknown[0][:40]!r}; use a newer snapcask")
     fields.kind = kind

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:  # without loading anything
         print(f"{NAME} {__version__}")
         return 0
+    _open_closed_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin; none is used
     from snapcask import interrupts
 
@@ -37,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 128 + signal.SIGPIPE
+
+
+def _open_closed_streams() -> None:
+    """Let what is printed go nowhere where the caller closed the stream (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _run(arguments: list[str]) -> int:
@@ -68,6 +76,9 @@ def _run(arguments: list[str]) -> int:
         from transfer.oserrors import printable, translate
 
         _trace()
+        if error.filename is None and not _has_working_directory():
+            message = "the working directory does not exist any more; change to another one"
+            return _failed(message, exit_code_of(ErrorKind.NOT_FOUND))
         if error.filename is None:
             _discard_output()
         translated = translate(error, printable(error.filename or "standard output"))
@@ -77,6 +88,14 @@ def _run(arguments: list[str]) -> int:
         advice = "SNAPCASK_DEBUG=1 shows where, please report it"
         message = f"internal error: {type(error).__name__}: {error}; {advice}"
         return _failed(message, exit_code_of(ErrorKind.INTERNAL))
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _usage(error: click.ClickException) -> str:

@@ -8,6 +8,9 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_raised: int | None = None
+"""The signal whose `Interrupted` nobody has seen yet: Python drops what is raised in a callback."""
+
 
 class Interrupted(BaseException):
     """The user, or the system, wants the command to stop. Not to be caught but for clean-up."""
@@ -31,7 +34,23 @@ def remove() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def check() -> None:
+    """Raise `Interrupted` again if it was raised where Python drops it, as during an import."""
+    number = seen()
+    if number is not None:
+        raise Interrupted(number)
+
+
+def seen() -> int | None:
+    """Note that the signal is known from now on; returns its number if it was not before."""
+    global _raised
+    number, _raised = _raised, None
+    return number
+
+
 def _first(number: int, frame: FrameType | None) -> None:
+    global _raised
+    _raised = number
     for each in _SIGNALS:
         if signal.getsignal(each) is _first:
             signal.signal(each, _again)

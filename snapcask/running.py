@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
+from snapcask import interrupts
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class LoopThread:
             _wait(outcome)
             return outcome.result()
         except BaseException:
+            interrupts.seen()
             if not outcome.done():
                 self._loop.call_soon_threadsafe(stop)
                 with suppress(BaseException):
@@ -95,6 +98,7 @@ def _wait(outcome: Future[Any]) -> None:
     Python calls its handler only here.
     """
     while not outcome.done():
+        interrupts.check()
         with suppress(TimeoutError, CancelledError):
             outcome.exception(_SIGNAL_POLL_S)
 

@@ -67,7 +67,10 @@ def transfer_config(
         return TransferConfig(fsync=fsync, buffered=buffered)
     least = _MIN_SLOTS * _MIN_BLOCK_BYTES
     if max_memory_bytes < least:
-        raise InvalidInput(f"{max_memory_bytes} bytes of memory are too little, give {least}")
+        raise InvalidInput(
+            f"{max_memory_bytes} bytes for all buffers (--max-memory) are too little; give"
+            f" {least >> 20}MiB or more"
+        )
     share = max_memory_bytes // _MIN_SLOTS
     block_bytes = min(TransferConfig().block_bytes, share - share % _BLOCK_STEP_BYTES)
     return TransferConfig(

@@ -20,6 +20,7 @@ from transfer.inspect import (
     MemberFacts,
     summarise_types,
 )
+from transfer.oserrors import printable
 
 N_LARGEST = 20
 
@@ -101,7 +102,10 @@ def stored_lines(reference: str, found: Stored, *, all_entries: bool) -> list[st
             ("digest", str(found.digest)),
             *_content_facts(found.content),
             *(("requires", str(rule)) for rule in found.image.compat),
-            *((f"annotation {key}", value) for key, value in found.image.annotations),
+            *(
+                (f"annotation {printable(key)}", printable(value))
+                for key, value in found.image.annotations
+            ),
         ]
     )
     lines += _histogram(found.content)
@@ -143,7 +147,7 @@ def _member_lines(found: MemberFacts, *, all_entries: bool) -> list[str]:
             *_content_facts(found.content),
             ("entries", _counted(found.entries)),
             ("stored", stored),
-            *member.provenance,
+            *((printable(key), printable(value)) for key, value in member.provenance),
         ]
     )
     return [*lines, *_entry_table(found.entries, all_entries=all_entries)]

@@ -26,12 +26,24 @@ def byte_size(text: str) -> int:
     return int(digits) * int(base**power)
 
 
-def key_value(text: str) -> tuple[str, str]:
-    """`KEY=VALUE`; the value may hold further `=`."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE")
-    return key, value
+class _KeyValue(click.ParamType):  # type: ignore[type-arg]
+    """`KEY=VALUE`, or as the option's metavar says; the value may hold further `=`."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, rest = str(value).partition("=")
+        if not key or not equals:
+            form = getattr(param, "metavar", None) or "KEY=VALUE"
+            self.fail(f"{value!r} is not of the form {form}", param, ctx)
+        return key, rest
+
+
+key_value = _KeyValue()
 
 
 def _needed(ctx: click.Context, param: click.Parameter, value: str | None) -> str:

@@ -37,7 +37,7 @@ def command(
     from snapcask.exitcodes import ExitCode
 
     if everything == bool(references):
-        raise click.UsageError("name images, or give --all")
+        raise click.UsageError("give either images or --all")
     with display.progress(quiet=quiet) as progress:
         report = api.verify(
             None if everything else references,

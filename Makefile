@@ -44,7 +44,7 @@ endef
 
 .PHONY: help
 help: ## List the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
 .PHONY: venv
 venv: $(STAMP) ## Create .venv and install snapcask in it, editable, with EXTRAS (dev)

@@ -141,7 +141,8 @@ def compare(folder: Path, size_bytes: int, rounds: int, report: Report) -> None:
         cpu = Samples(tuple(cost.cpu_s.median * 1e9 / size_bytes for cost in found))
         wall = Samples(tuple(cost.wall_s.median for cost in found))
         medians[name] = cpu.median
-        report.add(name, cpu_s_per_gb=cpu, gb_per_cpu_s=1 / cpu.median, wall_s=wall)
+        rate = wall.gb_s(size_bytes)
+        report.add(name, cpu_s_per_gb=cpu, gb_per_cpu_s=1 / cpu.median, wall_s=wall, gb_s=rate)
     for kind, target in (("new", 1.4), ("known", 1.35)):
         ratio = medians[f"push, {kind}"] / medians[f"bare loop, {kind}"]
         report.add(f"push : bare loop, {kind}", ratio=ratio, target=target)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+BUSY_LOAD = 0.5
+"""Processes that ran or waited for each core before a run, above which the page says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -32,7 +35,11 @@ def read_reports(path: Path) -> dict[str, Written]:
 
 
 def _written(document: Mapping[str, Any]) -> Written:
-    rows = {row["case"]: {k: v for k, v in row.items() if k != "case"} for row in document["rows"]}
+    rows: dict[str, dict[str, Any]] = {}
+    for row in document["rows"]:  # a case may have several, with what it is held against
+        rows.setdefault(row["case"], {}).update(row)
+    for row in rows.values():
+        del row["case"]
     return Written(document["name"], document.get("command", ""), document["machine"], rows)
 
 
@@ -46,3 +53,16 @@ def middle(value: object) -> float | None:
 def extremes(value: object) -> tuple[float, float] | None:
     """Least and greatest of samples."""
     return (value["min"], value["max"]) if isinstance(value, Mapping) else None
+
+
+def said_of_run(path: Path) -> str:
+    """A sentence about a run of the suite: mode, time, how busy the machine was. "" of others."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if "suite" not in document:
+        return ""
+    machines = [r["machine"] for case in document["cases"] for r in case.get("reports", ())]
+    n_cores = max((machine["n_cores"] for machine in machines), default=1)
+    load = document["load_before"]
+    busy = "; the machine was busy with other work" if load > BUSY_LOAD * n_cores else ""
+    said = f"{document['suite']} suite, ended {document['ended_at']}"
+    return f"{said}, load before it {load:.1f} on {n_cores} cores{busy}"

@@ -109,10 +109,14 @@ def use_kv_cache(size_bytes: int, fate: str) -> mmap.mmap | None:
     if size_bytes < mmap.PAGESIZE:
         return None
     cache = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    cache.write(np.random.default_rng().bytes(size_bytes))
+    rng = np.random.default_rng()
+    for start in range(0, size_bytes, SCRATCH_BYTES):  # large temporaries would stay in the heap
+        n_bytes = min(SCRATCH_BYTES, size_bytes - start) // 8
+        cache[start : start + 8 * n_bytes] = rng.integers(0, 1 << 63, n_bytes).tobytes()
     if fate == "zeroed":
-        cache.seek(0)
-        cache.write(bytes(size_bytes))
+        for start in range(0, size_bytes, SCRATCH_BYTES):
+            n_bytes = min(SCRATCH_BYTES, size_bytes - start)
+            cache[start : start + n_bytes] = bytes(n_bytes)
     elif fate == "released":
         cache.madvise(mmap.MADV_DONTNEED)  # as free() and the allocators of frameworks do
     return cache

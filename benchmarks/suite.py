@@ -48,7 +48,8 @@ def _not_root() -> str:
 
 
 def _no_gpu() -> str:
-    return "" if find_spec("cuda") else "needs a GPU and snapcask[gpu]"
+    is_there = find_spec("cuda") and Path("/dev/nvidiactl").exists()
+    return "" if is_there else "needs a GPU and snapcask[gpu]"
 
 
 def _no_s3() -> str:
@@ -57,11 +58,14 @@ def _no_s3() -> str:
 
 CASES = (
     Case("chunking", "bench_chunking", "--mib 64 --rounds 3", ""),
+    Case("dedup", "bench_dedup", "--weights-mb 10 --servers 5", ""),
     Case("advice", "bench_advice", "--weights-mb 20 --kv-mb 20", ""),
     Case("push", "bench_push", "--gb 0.25 --rounds 3", ""),
-    Case("push-1", "bench_push", "--gb 0.5 --rounds 1", "--gb 1 --rounds 3"),
-    Case("scale", "bench_scale", "--tb 0.02 --rounds 2", ""),
+    Case("verbs", "bench_verbs", "--gb 0.25 --rounds 1", ""),
+    Case("push-1", "bench_push", "--gb 0.125 --rounds 1", "--gb 1 --rounds 3"),
+    Case("scale", "bench_scale", "--tb 0.01 --rounds 2", ""),
     Case("scale-tenth", "bench_scale", "--tb 0.005 --rounds 2", "--tb 0.1"),
+    Case("scale-hundredth", "bench_scale", "--tb 0.002 --rounds 2", "--tb 0.01"),
     Case("metadata", "bench_metadata", "--mb 200", ""),
     Case("peers", "bench_peers", "--gb 0.1 --rounds 1", ""),
     Case(
@@ -116,17 +120,17 @@ def run_case(case: Case, *, quick: bool) -> dict[str, object]:
 def run_suite(cases: Iterable[Case], *, quick: bool, folder: Path) -> tuple[Path, list[str]]:
     """Run cases one after the other; returns where the JSON is, and the names of failed ones."""
     mode = "quick" if quick else "full"
-    load_before = os.getloadavg()[0]
-    entries = [run_case(case, quick=quick) for case in cases]
-    document = {
-        "suite": mode,
-        "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "load_before": load_before,  # processes that ran or waited, before the first case
-        "cases": entries,
-    }
+    path, load_before, entries = folder / f"{mode}.json", os.getloadavg()[0], []
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{mode}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for case in cases:
+        entries.append(run_case(case, quick=quick))
+        document = {
+            "suite": mode,
+            "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "load_before": load_before,  # processes that ran or waited, before the first case
+            "cases": entries,
+        }  # written after each case, so that a run that is cut short leaves what it has
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path, [str(entry["case"]) for entry in entries if entry["state"] == "failed"]
 
 

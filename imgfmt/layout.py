@@ -24,6 +24,7 @@ NAME_BYTES = 16
 
 MAX_GENERATION = 10**16 - 1
 _VERDICT = ".verdict"
+_NAMED_KEY = re.compile(r"(?:index|leases|doomed)/[0-9a-f]{32}(?:\.verdict)?")
 _PACK_KEY = re.compile(r"packs/([0-9a-f]{2})/(\1[0-9a-f]{30})")
 _DIGEST_KEY = re.compile(r"(?:trees|placements|images)/([0-9a-f]{64})")
 _GENERATION_KEY = re.compile(r"refs/([^/]+)/([^/]+)/([0-9]{16})")
@@ -88,6 +89,17 @@ def parse_generation_key(key: str) -> tuple[str, str, int] | None:
     except InvalidInput:
         return None
     return name, tag, int(found[3])
+
+
+def is_object_key(key: str) -> bool:
+    """Whether an object of a file store may have this key; else it can be a folder."""
+    return bool(
+        _PACK_KEY.fullmatch(key)
+        or _DIGEST_KEY.fullmatch(key)
+        or _GENERATION_KEY.fullmatch(key)
+        or _NAMED_KEY.fullmatch(key)
+        or key == STORE_KEY
+    )
 
 
 def segment_key(name: bytes) -> str:

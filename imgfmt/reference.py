@@ -216,6 +216,24 @@ class ReferenceRecord:
         return record
 
 
+def standing_in(
+    name: str, tag: str, before: ReferenceRecord | None, n_damaged: int, time_ns: int
+) -> ReferenceRecord:
+    """What stands for the `n_damaged` generations, at least one, that follow `before`: deleted.
+
+    Each has its place in the history, so that those of other generations stay where they are.
+    """
+    nothing, time_ns = bytes(WRITE_ID_BYTES), min(max(time_ns, 0), MAX_TIME_NS)
+    record = ReferenceRecord(name, tag, TargetKind.NONE, None, nothing, time_ns, "")
+    if before is not None:
+        record = before
+        for _ in range(min(n_damaged, MAX_HISTORY + 1)):
+            record = record.replaced_by(
+                TargetKind.NONE, None, nothing, max(time_ns, record.time_ns), ""
+            )
+    return record
+
+
 def _check_target(target_kind: TargetKind, target: Digest | None, time_ns: int) -> None:
     if (target is None) != (target_kind is TargetKind.NONE):
         raise InvalidInput(f"a target of kind {target_kind} needs {'no' if target else 'a'} digest")

@@ -253,6 +253,24 @@ def peek_head(raw: Octets, layout: Layout, what: str) -> Fields:
     return decode_record(bytes(view[_TABLE_START.size : _head_end(view, what)]), layout.kind, what)
 
 
+def table_bytes(beginning: Octets, what: str) -> int:
+    """The length in bytes that the head of a table claims for the whole of it."""
+    view = memoryview(beginning).toreadonly().cast("B")
+    end = _head_end(view, what)
+    try:
+        head = msgpack.unpackb(view[_TABLE_START.size : end], raw=False, strict_map_key=True)
+        counts = [(int(item_bytes), int(count)) for _, item_bytes, count in head["columns"]]
+    except (
+        ValueError, TypeError, KeyError, OverflowError, RecursionError, msgpack.UnpackException,
+    ) as error:  # fmt: skip
+        raise InvalidImage(f"{what} is not a table: {_first_line(error)}") from None
+    end += -end % _ALIGN
+    for item_bytes, count in counts:
+        end += item_bytes * count
+        end += -end % _ALIGN
+    return end
+
+
 def _head_end(view: memoryview, what: str) -> int:
     if len(view) < _TABLE_START.size:
         raise InvalidImage(f"{what} has {len(view)} bytes, too few for a table")

@@ -6,20 +6,23 @@ Every object that a digest names is checked against it here, so nobody above see
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from imgfmt import image as images
 from imgfmt import layout, pack, placement
 from imgfmt.chunking import Profile
 from imgfmt.digest import Digest, Octets, digest_of
-from imgfmt.errors import Conflict, CorruptData, InvalidInput, NotFound
+from imgfmt.errors import Conflict, CorruptData, InvalidImage, InvalidInput, NotFound
 from imgfmt.image import Image, Variants
 from imgfmt.pack import PackTable
 from imgfmt.placement import Placement
 from imgfmt.reference import ImageRef, TargetKind
+from imgfmt.sizes import check_size
 from imgfmt.store_record import StoreRecord
 from imgfmt.tree import Tree
 from transfer.store.base import Probed, Store
+from transfer.threads import Threads
 
 
 async def init_store(store: Store, record: StoreRecord) -> StoreRecord:
@@ -75,8 +78,23 @@ class Catalog:
         """`what` with the store's name, for messages."""
         return f"{what} in store {self.store.url}"
 
+    async def read(self, key: str) -> Octets:
+        """A whole object, unless it is larger than one of its kind can be (InvalidImage)."""
+        return await self.store.get(key, _size_check(key, self.named(key)))
+
+    async def holds(self, key: str, size_bytes: int, threads: Threads) -> bool:
+        """Whether the tree or image of this key and size is there: it is read back and hashed."""
+        try:
+            facts = await self.store.facts(key)
+            if facts is None or facts.size_bytes != size_bytes:
+                return False
+            found = await self.store.get(key)
+        except (NotFound, CorruptData):
+            return False
+        return await threads.run(digest_of, found) == layout.digest_of_key(key)
+
     async def _digested(self, key: str, digest: Digest, what: str) -> Octets:
-        raw = await self.store.get(key)
+        raw = await self.read(key)
         found = digest_of(raw)
         if found != digest:
             raise CorruptData(
@@ -98,7 +116,7 @@ class Catalog:
     async def placement(self, digest: Digest, n_chunks: int) -> Placement:
         """Where the `n_chunks` chunks of a tree lie."""
         what = self.named(f"placement of tree {digest.short}")
-        found = placement.decode(await self.store.get(layout.placement_key(digest)), what)
+        found = placement.decode(await self.read(layout.placement_key(digest)), what)
         if found.tree != digest or found.n_chunks != n_chunks:
             raise CorruptData(f"{what} is that of another tree; run `snapcask index rebuild`")
         return found
@@ -135,7 +153,11 @@ class Catalog:
         if reference.digest_prefix is not None:
             return await self._by_prefix(reference.digest_prefix)
         assert reference.name is not None
-        state = await self.store.read_reference(reference.name, reference.effective_tag)
+        try:
+            state = await self.store.read_reference(reference.name, reference.effective_tag)
+        except (CorruptData, InvalidImage) as error:
+            advice = "push to the reference again, or `snapcask tag` an image with it"
+            raise type(error)(f"{error}; {advice}") from error
         if state is None or state.record.target is None:
             wanted = f"{reference.name}:{reference.effective_tag}"
             raise NotFound(f"{self.named(wanted)} does not exist; `snapcask ls` lists what does")
@@ -160,13 +182,22 @@ class Catalog:
         return found[0]
 
 
+def _size_check(key: str, what: str) -> Callable[[int, Octets], None]:
+    def check(size_bytes: int, beginning: Octets) -> None:
+        check_size(key, size_bytes, beginning, what)
+
+    return check
+
+
 async def open_catalog(store: Store, *, write: bool = False) -> Catalog:
     """Read and check the store record. Raises NotFound, Unsupported (naming the feature)."""
     if await store.facts(layout.STORE_KEY) is None:
         raise NotFound(
             f"{store.url} is not a snapcask store; `snapcask init {store.url}` makes one"
         )
-    record = StoreRecord.decode(await store.get(layout.STORE_KEY), f"store record of {store.url}")
+    what = f"store record of {store.url}"
+    raw = await store.get(layout.STORE_KEY, _size_check(layout.STORE_KEY, what))
+    record = StoreRecord.decode(raw, what)
     if write:
         record.check_writable()
     else:

@@ -15,7 +15,7 @@ from blake3 import blake3
 from imgfmt import index, layout, placement
 from imgfmt.codec import RAW, decode_into
 from imgfmt.digest import Digest, raw_digest
-from imgfmt.errors import Conflict, CorruptData, InvalidInput
+from imgfmt.errors import Conflict, CorruptData, InvalidImage, InvalidInput, NotFound
 from imgfmt.image import Image, Variants
 from imgfmt.pack import PackTable
 from imgfmt.reference import ImageRef
@@ -164,18 +164,22 @@ class _Copy:
         self.moved_bytes += facts.size_bytes
 
     async def _copy_object(self, key: str) -> None:
-        """Copy a tree, placement or image, unless the target has it in full length."""
-        raw = await self._source.store.get(key)
-        facts = await self._target.store.facts(key)
-        if key.startswith(layout.PLACEMENTS) and facts is not None and await self._places(key):
-            return
-        if facts is None or facts.size_bytes != len(raw) or key.startswith(layout.PLACEMENTS):
+        """Copy a tree, placement or image, unless the target has it, and not damaged."""
+        raw = await self._source.read(key)
+        try:
+            if key.startswith(layout.PLACEMENTS):
+                there = await self._places(key)
+            else:
+                there = await self._target.holds(key, len(raw), self.threads)
+        except (NotFound, CorruptData, InvalidImage):
+            there = False
+        if not there:
             await self._target.store.put(key, [raw])
             self.metadata_bytes += len(raw)
 
     async def _places(self, key: str) -> bool:
         """Whether every pack of the target's own placement exists, so that it may stay."""
-        placed = placement.decode(await self._target.store.get(key), self._target.named(key))
+        placed = placement.decode(await self._target.read(key), self._target.named(key))
         for name in placed.packs:
             if await self._target.store.facts(layout.pack_key(name.tobytes())) is None:
                 return False

@@ -1,7 +1,7 @@
 """What dedup would find in directories that are pushed in order, by way of cutting.
 
 Nothing is stored. Files are read a block at a time: memory is BLOCK_BYTES + LEAD_BYTES (24 MiB) for
-all, and for each way of cutting a set of at most MAX_KEPT digests, some 50 MB. Where there would be
+all, and for each way of cutting a set of at most MAX_KEPT digests, some 60 MB. Where there would be
 more, only digests below a bound are kept and count for the others, which gives sizes to about 0.3 %
 (see `Sample`). So 100 GB or 1 TB takes no more memory than 30 GB.
 

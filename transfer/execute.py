@@ -228,9 +228,9 @@ class _Run:
             if not final:
                 raise _PackMissing from error
             self._lose(plan, op, "its pack does not exist", NotFound)
-        except CorruptData:
+        except CorruptData as error:
             if op.end - op.first == 1:
-                self._lose(plan, op, "its pack is cut short", CorruptData)
+                self._lose(plan, op, str(error), CorruptData)
                 return
             for part in plan.split(op):
                 await self._fetch(plan, part, slot, scratch, final=final)

@@ -63,7 +63,7 @@ async def _replace(catalog: Catalog, keys: list[str]) -> None:
     read: list[str] = []
     for key in keys if len(keys) > 1 else ():
         try:
-            segments.append(index.decode(await catalog.store.get(key), catalog.named(key)))
+            segments.append(index.decode(await catalog.read(key), catalog.named(key)))
             read.append(key)
         except NotFound:
             continue

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from imgfmt import index, layout
-from imgfmt.errors import ImageError, NotFound
+from imgfmt.errors import CorruptData, ImageError, NotFound
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
@@ -52,7 +52,7 @@ class KnownChunks:
         for facts in await self._catalog.store.list_objects(layout.INDEX):
             what = self._catalog.named(facts.key)
             try:
-                segment = index.decode(await self._catalog.store.get(facts.key), what)
+                segment = index.decode(await self._catalog.read(facts.key), what)
             except NotFound:
                 continue
             except ImageError as error:
@@ -87,7 +87,11 @@ class KnownChunks:
         gone: list[bytes] = []
 
         async def look(name: bytes) -> None:
-            if await self._catalog.store.facts(layout.pack_key(name)) is None:
+            try:
+                there = await self._catalog.store.facts(layout.pack_key(name)) is not None
+            except CorruptData:
+                there = False
+            if not there:
                 gone.append(name)
 
         await each(iter({*self._numbers, *self._tables} - self._doomed), look, N_LOOKERS)

@@ -119,7 +119,7 @@ async def read_doomed(catalog: Catalog) -> DoomedSet:
         if facts.key.endswith(".verdict"):
             continue
         try:
-            raw = await catalog.store.get(facts.key)
+            raw = await catalog.read(facts.key)
         except NotFound:
             continue
         doomed = Doomed.decode(raw, catalog.named(facts.key))
@@ -153,6 +153,6 @@ async def rescue_epoch(catalog: Catalog, epoch: bytes, who: str) -> None:
 
 async def _verdict(catalog: Catalog, key: str) -> Verdict | None:
     try:
-        return Verdict.decode(await catalog.store.get(key), catalog.named(key))
+        return Verdict.decode(await catalog.read(key), catalog.named(key))
     except NotFound:
         return None

@@ -42,10 +42,20 @@ class Naming:
 
 
 @dataclass(frozen=True, slots=True)
+class Removal:
+    """What a reference pointed to until now; no target if that can't be known any more."""
+
+    reference: str
+    target_kind: TargetKind
+    target: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
 class ListedReference:
     """One reference. Sizes are what trees claim, summed over members; None for what has none.
 
-    `problem` says what could not be read of the image.
+    `problem` says what could not be read of the image, or of the reference itself: then the
+    record is one of a deleted reference.
     """
 
     record: ReferenceRecord
@@ -71,7 +81,7 @@ async def tag(
     its packs or someone else changed the reference meanwhile.
     """
     async with _lease(catalog, "tag", config, now_s) as lease:
-        seen = await catalog.store.read_reference(name, tag)
+        seen = await catalog.store.reference_to_change(name, tag)
         target = await catalog.resolve(source)
         return await _point(catalog, lease, name, tag, target, seen)
 
@@ -117,7 +127,7 @@ async def write_variants(
     Raises InvalidInput if one is not an image or is there twice; else as `tag`.
     """
     async with _lease(catalog, "variants", config, now_s) as lease:
-        seen = await catalog.store.read_reference(name, tag)
+        seen = await catalog.store.reference_to_change(name, tag)
         digests = [await catalog.resolve(source) for source in sources]
         for source, digest in zip(sources, digests, strict=True):
             if not isinstance(await catalog.image(digest), Image):
@@ -129,31 +139,38 @@ async def write_variants(
         return await _point(catalog, lease, name, tag, target, seen, raw)
 
 
-async def remove(catalog: Catalog, name: str, tag: str) -> Naming:
+async def remove(catalog: Catalog, name: str, tag: str) -> Removal:
     """Make `name:tag` a deleted reference; returns what it pointed to. Frees no bytes.
+
+    Of a reference whose record is damaged it is not known what it pointed to.
 
     Raises NotFound if there is none, Conflict if someone else changed it meanwhile.
     """
-    seen = await catalog.store.read_reference(name, tag)
-    if seen is None or seen.record.target is None:
+    seen = await catalog.store.reference_to_change(name, tag)
+    if seen is None or (seen.record.target is None and not seen.problem):
         raise NotFound(f"{catalog.named(f'{name}:{tag}')} does not exist; `snapcask ls` lists all")
     record = next_record(name, tag, seen, TargetKind.NONE, None)
     await catalog.store.change_reference(record, seen)
-    return Naming(f"{name}:{tag}", seen.record.target_kind, seen.record.target, changed=True)
+    return Removal(f"{name}:{tag}", seen.record.target_kind, seen.record.target)
 
 
 async def list_references(catalog: Catalog, *, hidden: bool = False) -> list[ListedReference]:
     """All references by name and tag; with `hidden` also deleted and reserved ones."""
     return [
-        await _listed(catalog, state.record)
+        await _listed(catalog, state)
         for state in await catalog.store.list_references()
-        if hidden or (state.record.target is not None and not state.record.name.startswith("_"))
+        if hidden or not (_is_deleted(state) or state.record.name.startswith("_"))
     ]
 
 
-async def _listed(catalog: Catalog, record: ReferenceRecord) -> ListedReference:
+def _is_deleted(state: StoredReference) -> bool:
+    return state.record.target is None and not state.problem
+
+
+async def _listed(catalog: Catalog, state: StoredReference) -> ListedReference:
+    record = state.record
     if record.target is None:
-        return ListedReference(record)
+        return ListedReference(record, problem=state.problem)
     try:
         found = await catalog.image(record.target)
         if isinstance(found, Variants):
@@ -272,7 +289,7 @@ async def _needs_of(catalog: Catalog, target: Digest, raw: bytes | None) -> _Nee
 async def _add_image(catalog: Catalog, image: Image, needs: _Needs) -> None:
     for member in image.members:
         what = catalog.named(f"placement of tree {member.tree.short}")
-        placed = placement.decode(await catalog.store.get(layout.placement_key(member.tree)), what)
+        placed = placement.decode(await catalog.read(layout.placement_key(member.tree)), what)
         if placed.tree != member.tree:
             raise CorruptData(f"{what} is that of another tree; push the directory again")
         needs.objects |= {(ObjectKind.TREE, member.tree), (ObjectKind.PLACEMENT, member.tree)}

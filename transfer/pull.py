@@ -21,12 +21,13 @@ from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import Executor, ReadStats, Sink
 from transfer.materialise import MembersWriter, TreeWriter
-from transfer.move_note import NOTE
 from transfer.oserrors import printable
 from transfer.plan import Numbers
 from transfer.progress import Clock, PhaseClock, Progress, Silent
+from transfer.pull_names import IN_PLACE, MARKER
 from transfer.resume import Resumption
-from transfer.staging import JOURNAL, MARKER, PARTIAL, Staging
+from transfer.separation import check_target
+from transfer.staging import Staging
 from transfer.threads import Threads
 
 
@@ -116,6 +117,7 @@ async def pull(
     contents = [await catalog.content(m.tree) for m in members]
     clock.end("resolve")
     with Threads("pull", config.n_threads) as threads:
+        await threads.run(check_target, catalog.store, target)
         executor = await threads.run(Executor, catalog, contents, threads, config)
         clock.end("plan")
         trees = [content.tree for content in contents]
@@ -175,8 +177,6 @@ class _Job:
         try:
             writer = await run(self._open)
             stats = await self._write(writer, progress, clock)
-            if self._resumption is not None:
-                await run(self._resumption.finish)
             progress.phase("publish", 0)
             finish_root = writer.finish_root if isinstance(writer, TreeWriter) else None
             await run(staging.publish, finish_root, fsync=self._config.fsync)
@@ -261,9 +261,7 @@ def check_names(staging: Staging, trees: Sequence[Tree]) -> None:
         return
     tree, target = trees[0], staging.target
     end = int(np.searchsorted(tree.columns["parent"], ROOT, side="right"))
-    if taken := {PARTIAL, PARTIAL + JOURNAL, NOTE, MARKER} & {
-        tree.name(index) for index in range(1, end)
-    }:
+    if taken := {*IN_PLACE, MARKER} & {tree.name(index) for index in range(1, end)}:
         raise InvalidInput(
             f"the image holds {printable(min(taken))}, which the existing {printable(target)}"
             " can't take; name a directory that does not exist yet"

@@ -13,6 +13,7 @@ from transfer.config import TransferConfig
 from transfer.plan import chunk_table, plan_reads
 from transfer.pull import check_names, choose_image, choose_members, n_files, unpacked_bytes
 from transfer.resume import chunks_there
+from transfer.separation import check_target
 from transfer.staging import Staging
 from transfer.threads import Threads
 
@@ -59,6 +60,7 @@ async def plan_pull(
     members = choose_members(image, digest, member)
     contents = [await catalog.content(m.tree) for m in members]
     with Threads("plan", 1) as threads:
+        await threads.run(check_target, catalog.store, target)
         return await threads.run(
             _plan, catalog.record.page_bytes, contents, Staging(target, digest), digest, config,
             resume=resume,

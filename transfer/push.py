@@ -34,6 +34,7 @@ from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.packer import PackedCounts, Packer
 from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.scan import Listing, check_unchanged, scan_directory
+from transfer.separation import check_source
 from transfer.store.base import Store, StoredReference
 from transfer.tasks import finished, first_cause
 from transfer.threads import Threads
@@ -143,6 +144,8 @@ class _Push:
     async def run(self, group: asyncio.TaskGroup) -> PushReport:
         """The steps of SPEC.md 11.1 from 2 on."""
         self._check_request()
+        for source in self._request.directories:
+            await self._threads.run(check_source, self._store, source.path)
         seen = await self._seen_reference()
         doomed = await read_doomed(self._catalog)
         known = KnownChunks(self._catalog, doomed.packs)
@@ -186,7 +189,7 @@ class _Push:
     async def _seen_reference(self) -> StoredReference | None:
         if self._request.reference is None:
             return None
-        return await self._store.read_reference(*self._request.reference)
+        return await self._store.reference_to_change(*self._request.reference)
 
     async def _scan(self) -> list[Listing]:
         skip_special = self._request.skip_special
@@ -301,10 +304,9 @@ class _Push:
         return b"".join(placement.encode(there)) == b"".join(placement.encode(placed))
 
     async def _write(self, key: str, pieces: Sequence[Octets]) -> None:
-        """Write an object named by its digest, unless it is there in full length already."""
+        """Write an object named by its digest, unless it is there already, and not damaged."""
         size_bytes = sum(len(piece) for piece in pieces)
-        facts = await self._store.facts(key)
-        if facts is None or facts.size_bytes != size_bytes:
+        if not await self._catalog.holds(key, size_bytes, self._threads):
             await self._store.put(key, pieces)
             self._metadata_bytes += size_bytes
 

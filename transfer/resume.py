@@ -6,7 +6,6 @@ may have lost, are read and hashed before they count. All of it blocks and belon
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -79,12 +78,6 @@ class Resumption:
         with self._guard:
             self._journal.append(numbers)
 
-    def finish(self) -> None:
-        """All is there: the journal is not needed any more."""
-        self.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._staging.journal)
-
     def close(self) -> None:
         """Give up the descriptor."""
         if self._journal is not None:
@@ -109,7 +102,9 @@ class _Noting:
 def chunks_there(staging: Staging, trees: Sequence[Tree]) -> Flags:
     """Which chunks a journal beside `staging` says are in their files. Changes nothing."""
     n_chunks = sum(tree.n_chunks for tree in trees)
-    found = read_journal(staging.journal, _key_of(trees), n_chunks)
+    found = None
+    if staging.has_left_over:
+        found = read_journal(staging.journal, _key_of(trees), n_chunks)
     return np.zeros(n_chunks, np.bool_) if found is None else found.done
 
 

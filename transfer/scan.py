@@ -8,16 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import Counter
 from dataclasses import dataclass
 
 from imgfmt.errors import Conflict, ImageError, InvalidInput
 from imgfmt.tree import Entry, EntryType
 from imgfmt.tree_check import MAX_PATH_BYTES, xattr_is_stored
 from transfer.oserrors import printable, translate
-
-MARKERS = (b".snapcask-partial", b".snapcask-complete")
-"""Names at the root of a directory that `pull` filled; they are no part of its content."""
+from transfer.pull_names import IN_PLACE, MARKER, NOTE, PARTIAL, is_marker, unfinished_among
 
 _SPECIAL = {
     stat.S_IFSOCK: "a socket",
@@ -25,6 +22,7 @@ _SPECIAL = {
     stat.S_IFBLK: "a block device",
     stat.S_IFCHR: "a character device",
 }
+_N_EXAMPLES = 3
 _NO_XATTRS = (errno.ENOTSUP, errno.ENODATA, errno.EPERM)
 
 
@@ -75,7 +73,11 @@ class Listing:
 
 
 def scan_directory(root: str | bytes, *, skip_special: bool = False) -> Listing:
-    """List `root`. Raises InvalidInput, NotFound or AccessDenied naming the entry at fault."""
+    """List `root` without the marker of a pull that filled it.
+
+    Raises InvalidInput, NotFound or AccessDenied naming the entry at fault, and InvalidInput where
+    an unfinished pull lies in it, at any depth, or is what is to be listed.
+    """
     return _Scan(os.fsencode(root), skip_special).run()
 
 
@@ -85,8 +87,8 @@ class _Scan:
         self._skip_special = skip_special
         self._listing = Listing(root, [], [], [], [], [])
         self._groups: dict[tuple[int, int], int] = {}
-        self._skipped: Counter[str] = Counter()
-        self._unstored: Counter[str] = Counter()
+        self._skipped: dict[str, _Examples] = {}
+        self._unstored: dict[str, _Examples] = {}
 
     def run(self) -> Listing:
         try:
@@ -95,29 +97,50 @@ class _Scan:
             raise translate(error, printable(self._root)) from error
         if not stat.S_ISDIR(status.st_mode):
             raise InvalidInput(f"{printable(self._root)} is not a directory; give the one to push")
+        self._check_own_name()
         self._add(0, b"", self._root, status)
         directory = 0
         while directory < len(self._listing.entries):
             if self._listing.entries[directory].type is EntryType.DIRECTORY:
                 self._add_children(directory)
             directory += 1
-        for what, count in sorted(self._skipped.items()):
-            self._listing.warnings.append(f"skipped: {count} x {what}")
-        for name, count in sorted(self._unstored.items()):
+        for what, found in sorted(self._skipped.items()):
+            self._listing.warnings.append(f"skipped: {found.count} x {what}: {found}")
+        for name, found in sorted(self._unstored.items()):
             self._listing.warnings.append(
-                f"extended attribute {name} of {count} entries is not stored"
+                f"extended attribute {name} of {found.count} entries is not stored: {found}"
             )
         return self._listing
 
-    def _add_children(self, directory: int) -> None:
-        path = self._listing.paths[directory]
+    def _check_own_name(self) -> None:
+        name = os.path.basename(os.path.realpath(self._root))
+        if unfinished_among([name]):
+            raise InvalidInput(
+                f"{printable(self._root)} is what an unfinished pull left; finish it by the same"
+                " pull, or rename it"
+            )
+
+    def _contents(self, path: bytes, *, is_root: bool) -> list[bytes]:
+        """Names in a directory, ascending, without the marker of a pull that filled the root."""
         try:
             names = sorted(os.listdir(path))
+            if is_root and MARKER in names and is_marker(path + b"/" + MARKER):
+                names.remove(MARKER)
+                if NOTE in names and PARTIAL not in names:  # killed after all was there
+                    return [name for name in names if name not in IN_PLACE]
         except OSError as error:
             raise _refused(error, path) from error
-        for name in names:
-            if directory == 0 and name in MARKERS:
-                continue
+        if left := unfinished_among(names):
+            remedy = "empty it" if NOTE in left else f"remove {', '.join(map(printable, left))}"
+            raise InvalidInput(
+                f"{printable(path)} holds an unfinished pull; finish it by the same pull, or"
+                f" {remedy}"
+            )
+        return names
+
+    def _add_children(self, directory: int) -> None:
+        path = self._listing.paths[directory]
+        for name in self._contents(path, is_root=directory == 0):
             child = path + b"/" + name
             try:
                 status = os.lstat(child)
@@ -166,7 +189,7 @@ class _Scan:
                 f"{printable(path)} is {what}, which can't be stored;"
                 " remove it or use --skip-special"
             )
-        self._skipped[what] += 1
+        self._skipped.setdefault(what, _Examples()).add(path)
         return None
 
     def _xattrs(self, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
@@ -177,11 +200,28 @@ class _Scan:
                 if xattr_is_stored(raw_name):
                     found.append((raw_name, os.getxattr(path, name, follow_symlinks=False)))
                 else:
-                    self._unstored[printable(raw_name)] += 1
+                    self._unstored.setdefault(printable(raw_name), _Examples()).add(path)
         except OSError as error:
             if error.errno not in _NO_XATTRS:
                 raise _refused(error, path) from error
         return tuple(sorted(found))
+
+
+class _Examples:
+    """Paths of which the first few are told, and how many there are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[bytes] = []
+
+    def add(self, path: bytes) -> None:
+        self.count += 1
+        if len(self._first) < _N_EXAMPLES:
+            self._first.append(path)
+
+    def __str__(self) -> str:
+        more = self.count - len(self._first)
+        return ", ".join(map(printable, self._first)) + (f" and {more} more" if more else "")
 
 
 def _read_link(path: bytes) -> bytes:

@@ -10,7 +10,6 @@ blocks and belongs on a thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -20,15 +19,22 @@ from collections.abc import Callable, Iterator
 from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, InvalidInput, OutOfResources
 from transfer.filesystems import sync_filesystem
-from transfer.move_note import NOTE, moved_entries, write_note
+from transfer.move_note import is_untouched, moved_entries, write_note
+from transfer.moving import move, remove_tree, rename
 from transfer.oserrors import printable, translate
+from transfer.pull_names import (
+    IN_PLACE,
+    JOURNAL,
+    MARKER,
+    NEW_JOURNAL,
+    NOTE,
+    PARTIAL,
+    is_marker,
+    marker_of,
+    name_beside,
+)
 
-PARTIAL = b".snapcask-partial"
-MARKER = b".snapcask-complete"
-JOURNAL = b".journal"
 _LOST_AND_FOUND = b"lost+found"
-_RENAME_NOREPLACE = 1
-_NAME_BYTES = 200
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -37,8 +43,8 @@ class Staging:
     """One attempt to build `target`: `open`, fill `root`, `publish` or `abandon`, `close`.
 
     `root` is the descriptor of the directory to fill. `in_place` says that it lies in the target,
-    whose top then can't have entries called PARTIAL or MARKER. `journal` is the path of a file that
-    may lie beside the directory to fill.
+    whose top then can't have entries called MARKER or as in IN_PLACE. `journal` is the path of a
+    file that may lie beside the directory to fill until the target is whole.
     """
 
     def __init__(self, target: str, digest: Digest) -> None:
@@ -50,9 +56,7 @@ class Staging:
         self._folder = self.target if self.in_place else os.path.dirname(self.target)
         self._folder_descriptor = -1
         self._final_name = os.fsencode(os.path.basename(self.target))
-        short, digits = self._final_name[:_NAME_BYTES], digest.hex[:8].encode()
-        beside = b".%b%b-%b" % (short, PARTIAL, digits)
-        self._name = PARTIAL if self.in_place else beside
+        self._name = PARTIAL if self.in_place else name_beside(self._final_name, digest)
         self._made: list[bytes] = []
         self.journal = os.path.join(self._folder, os.fsdecode(self._name + JOURNAL))
 
@@ -60,6 +64,12 @@ class Staging:
     def filled(self) -> str:
         """The path of the directory to fill."""
         return os.path.join(self._folder, os.fsdecode(self._name))
+
+    @property
+    def has_left_over(self) -> bool:
+        """Whether a pull that was killed left anything for `open` to keep. Needs no `open`."""
+        note = os.path.join(self._folder, os.fsdecode(NOTE))
+        return os.path.lexists(self.filled) or (self.in_place and os.path.lexists(note))
 
     def open(self, needed_bytes: int, *, keep: bool = False) -> None:
         """Make the directory to fill, in place of what a killed pull left there unless `keep`.
@@ -72,10 +82,13 @@ class Staging:
             if self.in_place:
                 self._lock(self._folder_descriptor)
                 self._check_empty()
-                self._take_back()
+            moved = self._moved(keep=keep)
             if not self._names(None):
+                if not moved:
+                    self._drop_journal()  # of a directory that is gone
                 self._check_space(needed_bytes)
             self._claim(keep=keep)
+            self._move_down(moved)
             self._check_space(needed_bytes)
 
     def check(self, needed_bytes: int, *, keep: bool) -> None:
@@ -107,22 +120,26 @@ class Staging:
         with self._told():
             if self.in_place:
                 self._move_up(fsync=fsync)
-            else:
-                finish_root(self.root)
             if fsync:
                 sync_filesystem(self._folder)
             if self.in_place:
                 self._mark(fsync=fsync)
+                self._drop_journal()
                 os.unlink(NOTE, dir_fd=self._folder_descriptor)
                 finish_root(self._folder_descriptor)
             else:
+                finish_root(self.root)
+                if fsync:
+                    os.fsync(self.root)
                 self._check_ours()
-                _rename(
+                rename(
                     self._name, self._folder_descriptor, self._final_name, self._folder_descriptor
                 )
             self._made.clear()
             if fsync:
                 os.fsync(self._folder_descriptor)
+            if not self.in_place:
+                self._drop_journal()  # in place it was, before the root got its mode
 
     def leave(self) -> None:
         """Leave what was made to the next pull of the same image."""
@@ -130,13 +147,13 @@ class Staging:
 
     def abandon(self) -> None:
         """Remove all that was made, as far as that is possible. Does nothing after `publish`."""
+        if self._made:
+            with contextlib.suppress(OSError):
+                self._drop_journal()  # before what it speaks for
         for name in reversed(self._made):
             with contextlib.suppress(OSError):
                 if name != self._name or self._names(self.root):
                     remove_tree(name, self._folder_descriptor)
-        if self._made:
-            with contextlib.suppress(OSError):
-                os.unlink(self.journal)
         self._made.clear()
 
     def close(self) -> None:
@@ -154,24 +171,57 @@ class Staging:
             raise translate(error, self._shown) from error
 
     def _check_empty(self) -> None:
-        ignored = {PARTIAL, PARTIAL + JOURNAL, NOTE}
+        ignored = set(IN_PLACE)
         if os.path.ismount(self.target):
             ignored.add(_LOST_AND_FOUND)
-        names = {os.fsencode(name) for name in os.listdir(self._folder_descriptor)} - ignored
-        if MARKER in names:
+        there = self._listed()
+        if MARKER in there and is_marker(MARKER, self._folder_descriptor):
             raise InvalidInput(f"{self._shown} holds an image already")
+        if NOTE in there and MARKER in there and self._is_empty_file(MARKER):
+            ignored.add(MARKER)  # made, and not written yet
+        names = there - ignored
         if names := names - moved_entries(self._folder_descriptor):
             example = printable(min(names))
             raise InvalidInput(
                 f"{self._shown} is not empty, it holds {example}; name a new or an empty directory"
             )
 
-    def _take_back(self) -> None:
-        """Remove what a pull had moved up when it was killed; it has to be fetched again."""
-        for name in moved_entries(self._folder_descriptor):
-            remove_tree(name, self._folder_descriptor)
-        with contextlib.suppress(FileNotFoundError):
+    def _listed(self) -> set[bytes]:
+        return {os.fsencode(name) for name in os.listdir(self._folder_descriptor)}
+
+    def _is_empty_file(self, name: bytes) -> bool:
+        there = os.stat(name, dir_fd=self._folder_descriptor, follow_symlinks=False)
+        return stat.S_ISREG(there.st_mode) and there.st_size == 0
+
+    def _moved(self, *, keep: bool) -> set[bytes]:
+        """What a pull had moved up when it was killed and the journal still speaks for.
+
+        Anything else that it had moved up is removed, and has to be fetched again.
+        """
+        folder = self._folder_descriptor
+        if not self.in_place or NOTE not in self._listed():
+            return set()
+        moved = moved_entries(folder)
+        if keep and os.path.lexists(self.journal) and is_untouched(self.filled, folder):
+            return moved
+        self._drop_journal()
+        for name in moved:
+            remove_tree(name, folder)
+        return set()
+
+    def _move_down(self, names: set[bytes]) -> None:
+        """Put what was moved up back to the rest, and remove the note of it."""
+        for name in sorted(names):
+            move(name, self._folder_descriptor, self.root)
+        if self.in_place and NOTE in (there := self._listed()):
+            if MARKER in there:  # as `_check_empty` saw it
+                os.unlink(MARKER, dir_fd=self._folder_descriptor)
             os.unlink(NOTE, dir_fd=self._folder_descriptor)
+
+    def _drop_journal(self) -> None:
+        for suffix in (JOURNAL, NEW_JOURNAL):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._name + suffix, dir_fd=self._folder_descriptor)
 
     def _check_space(self, needed_bytes: int) -> None:
         found = os.fstatvfs(self._folder_descriptor)
@@ -207,24 +257,42 @@ class Staging:
             self.clear()
 
     def clear(self) -> None:
-        """Empty the directory to fill."""
+        """Empty the directory to fill, once there is no journal any more that speaks for it."""
+        self._drop_journal()
         for name in os.listdir(self.root):
             remove_tree(os.fsencode(name), self.root)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.journal)
 
     def _take_over(self) -> None:
         """Lock the directory to fill and make it `root`, if it still has its name then."""
-        root = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._folder_descriptor)
+        root = self._open_left_over()
         try:
             self._lock(root)
-            if os.fstat(root).st_uid != os.geteuid():
+            if os.fstat(root).st_uid != os.geteuid() and self._others_write_beside():
                 raise InvalidInput(f"{printable(self._name)} beside it belongs to somebody else")
             if self._names(root):
                 self.root = root
         finally:
             if self.root != root:
                 os.close(root)
+
+    def _open_left_over(self) -> int:
+        flags = _DIRECTORY | os.O_NOFOLLOW
+        try:
+            return os.open(self._name, flags, dir_fd=self._folder_descriptor)
+        except PermissionError:  # it has the mode of the image's root already
+            there = os.stat(self._name, dir_fd=self._folder_descriptor, follow_symlinks=False)
+            if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
+                raise
+            os.chmod(self._name, 0o700, dir_fd=self._folder_descriptor)
+        return os.open(self._name, flags, dir_fd=self._folder_descriptor)
+
+    def _others_write_beside(self) -> bool:
+        """Whether somebody else could have made the directory to fill.
+
+        If not, we gave it to the owner of the image's root, and were killed before its rename.
+        """
+        folder = os.fstat(self._folder_descriptor)
+        return folder.st_uid != os.geteuid() or bool(folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
     def _lock(self, descriptor: int) -> None:
         try:
@@ -241,7 +309,7 @@ class Staging:
         self._made.append(NOTE)
         write_note(names, self.root, self._folder_descriptor, fsync=fsync)
         for name in names:
-            _move(name, self.root, self._folder_descriptor)
+            move(name, self.root, self._folder_descriptor)
             self._made.append(name)
         os.rmdir(self._name, dir_fd=self._folder_descriptor)
         self._made.remove(self._name)
@@ -251,7 +319,7 @@ class Staging:
         marker = os.open(MARKER, _NEW_FILE, 0o644, dir_fd=self._folder_descriptor)
         self._made.append(MARKER)
         try:
-            os.write(marker, f"{self._digest}\n".encode())
+            os.write(marker, marker_of(self._digest))
             if fsync:
                 os.fsync(marker)
         finally:
@@ -264,56 +332,3 @@ def _keep(root: int) -> None:
 
 def _open_to_all(root: int) -> None:
     os.fchmod(root, 0o755)
-
-
-def remove_tree(name: bytes, folder: int) -> None:
-    """Remove a file, or a directory and all below it whatever its modes. Follows no link."""
-    try:
-        os.unlink(name, dir_fd=folder)
-    except IsADirectoryError:
-        pass
-    else:
-        return
-    directories = [name]
-    for directory in directories:  # grows on the way
-        os.chmod(directory, 0o700, dir_fd=folder)
-        descriptor = os.open(directory, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        try:
-            for entry in list(os.scandir(descriptor)):
-                if entry.is_dir(follow_symlinks=False):
-                    directories.append(os.path.join(directory, os.fsencode(entry.name)))
-                else:
-                    os.unlink(entry.name, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-    for directory in reversed(directories):
-        os.rmdir(directory, dir_fd=folder)
-
-
-def _move(name: bytes, source: int, target: int) -> None:
-    """Move `name` to another directory. To be moved, a directory must be writable."""
-    try:
-        _rename(name, source, name, target)
-    except PermissionError:
-        there = os.stat(name, dir_fd=source, follow_symlinks=False)
-        if not stat.S_ISDIR(there.st_mode):
-            raise
-        mode = stat.S_IMODE(there.st_mode)
-        os.chmod(name, mode | stat.S_IWUSR, dir_fd=source)
-        _rename(name, source, name, target)
-        os.chmod(name, mode, dir_fd=target)
-
-
-def _rename(name: bytes, folder: int, new_name: bytes, new_folder: int) -> None:
-    """Rename without replacing anything, atomically where the filesystem can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "renameat2"):
-        if libc.renameat2(folder, name, new_folder, new_name, _RENAME_NOREPLACE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(code, os.strerror(code))
-    with contextlib.suppress(FileNotFoundError):
-        os.stat(new_name, dir_fd=new_folder, follow_symlinks=False)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)

@@ -21,6 +21,7 @@ from transfer.config import TransferConfig
 from transfer.execute import Executor, each
 from transfer.plan import ChunkTable, Numbers
 from transfer.progress import Clock, PhaseClock, Progress, Silent
+from transfer.store.base import ObjectFacts
 from transfer.threads import Threads
 
 _DAMAGE = (NotFound, CorruptData, InvalidImage, Unsupported)
@@ -36,6 +37,17 @@ class DamageKind(StrEnum):
     PLACEMENT = "placement"
     PACK = "pack"
     CHUNK = "chunk"
+    INDEX = "index"
+
+
+_KINDS = {
+    layout.REFS: DamageKind.REFERENCE,
+    layout.IMAGES: DamageKind.IMAGE,
+    layout.TREES: DamageKind.TREE,
+    layout.PLACEMENTS: DamageKind.PLACEMENT,
+    layout.PACKS: DamageKind.PACK,
+    layout.INDEX: DamageKind.INDEX,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +111,14 @@ async def verify_all(
     progress: Progress | None = None,
     now_s: Clock = time.monotonic,
 ) -> VerifyReport:
-    """As `verify`, for every image in the store; and that what references point to exists."""
+    """As `verify`, for every image in the store; and that what references point to exists.
+
+    What lies in the place of an object and is none is damage too, whether or not an image needs it.
+    """
     job = _Verify(catalog, config, progress or Silent(), PhaseClock(now_s))
-    await job.check_references()
-    listed = await catalog.store.list_objects(layout.IMAGES)
-    found = [layout.digest_of_key(facts.key) for facts in listed]
+    listed = await job.check_listings()
+    await job.check_references(listed[layout.REFS])
+    found = [layout.digest_of_key(facts.key) for facts in listed[layout.IMAGES]]
     return await job.run([digest for digest in found if digest])
 
 
@@ -132,19 +147,49 @@ class _Verify:
         self._progress = progress
         self._clock = clock
         self._damages: list[Damage] = []
+        self._misplaced: list[tuple[DamageKind, str]] = []
         self._users: dict[Digest, list[DamagedFile]] = {}
         self._contents: list[MemberContent] = []
 
     def _note(self, kind: DamageKind, name: object, reason: object, **more: Any) -> None:
         self._damages.append(Damage(kind, str(name), str(reason), **more))
 
-    async def check_references(self) -> None:
+    async def check_listings(self) -> dict[str, list[ObjectFacts]]:
+        """List all kinds of objects, and take note of what is none for `run` to tell."""
+        listed: dict[str, list[ObjectFacts]] = {}
+        for prefix, kind in _KINDS.items():
+            listed[prefix] = []
+            try:
+                listed[prefix] = await self._catalog.store.list_objects(prefix)
+            except _DAMAGE as error:
+                self._note(kind, prefix, error)
+            for facts in listed[prefix]:
+                if not facts.is_object:
+                    self._misplaced.append((kind, facts.key))
+        return listed
+
+    async def _note_misplaced(self) -> None:
+        """Tell what is in the place of objects, unless it was told of those by their names."""
+        told = {(damage.kind, damage.name) for damage in self._damages}
+        for kind, key in self._misplaced:
+            name, reference = key, layout.parse_generation_key(key)
+            if digest := layout.digest_of_key(key):
+                name = str(digest)
+            elif pack := layout.pack_name_of(key):
+                name = pack.hex()
+            elif reference:
+                name = f"{reference[0]}:{reference[1]}"
+            if (kind, name) in told:
+                continue
+            try:
+                await self._catalog.store.facts(key)
+            except _DAMAGE as error:
+                self._note(kind, name, error)
+
+    async def check_references(self, listed: Sequence[ObjectFacts]) -> None:
         """Check that every reference can be read, and that its target exists."""
         store = self._catalog.store
-        keys = [
-            layout.parse_generation_key(facts.key)
-            for facts in await store.list_objects(layout.REFS)
-        ]
+        keys = [layout.parse_generation_key(facts.key) for facts in listed]
         for name, tag in sorted({key[:2] for key in keys if key}):
             try:
                 state = await store.read_reference(name, tag)
@@ -152,9 +197,16 @@ class _Verify:
                 self._note(DamageKind.REFERENCE, f"{name}:{tag}", error)
                 continue
             target = state.record.target if state else None
-            if target and await store.facts(layout.image_key(target)) is None:
+            if target and not await self._is_there(layout.image_key(target)):
                 reason = f"it points to image {target}, which does not exist"
                 self._note(DamageKind.REFERENCE, f"{name}:{tag}", reason)
+
+    async def _is_there(self, key: str) -> bool:
+        """Whether anything is in the object's place; what it is is told elsewhere."""
+        try:
+            return await self._catalog.store.facts(key) is not None
+        except CorruptData:
+            return True
 
     async def run(self, digests: Sequence[Digest]) -> VerifyReport:
         """Check all that these images need."""
@@ -170,6 +222,7 @@ class _Verify:
                 executor = await threads.run(Executor, *given)
                 fetched_bytes = await self._check_chunks(executor)
             n_packs, n_chunks = len(executor.table.packs), len(executor.table)
+        await self._note_misplaced()
         return VerifyReport(
             images=n_images,
             trees=len(self._users),

@@ -21,7 +21,7 @@ def command(directories: tuple[str, ...], as_json: bool) -> None:
     For each: the new bytes with page-CDC, as a push cuts, and with chunks a quarter and four times
     as long; with fixed sizes; and as single pages, which no way of cutting at page boundaries can
     beat. Also how fast one core of this machine cuts and hashes. Reads everything once, writes
-    nothing, and takes at most 400 MB of memory, whatever the size: beyond half a million chunks
+    nothing, and takes at most 500 MB of memory, whatever the size: beyond half a million chunks
     of a kind, sizes are estimated to about 0.3 %.
     """
     from snapcask import render

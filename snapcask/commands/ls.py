@@ -72,7 +72,8 @@ def _row(found: ListedReference, now_ns: int) -> tuple[str, ...]:
     elif found.n_members is not None and found.n_members > 1:
         kind = f"image ({found.n_members})"
     else:
-        kind = "deleted" if record.target is None else record.target_kind.value
+        gone = "damaged" if found.problem else "deleted"
+        kind = gone if record.target is None else record.target_kind.value
     sizes = (found.logical_bytes, found.zero_bytes)
     return (
         f"{record.name}:{record.tag}",

@@ -9,7 +9,7 @@ import click
 from snapcask.commands.options import json_option, quiet_option, store_option
 
 if TYPE_CHECKING:
-    from transfer.naming import Naming
+    from transfer.naming import Removal
 
 
 @click.command()
@@ -29,11 +29,17 @@ def command(name_tag: str, store: str, as_json: bool, quiet: bool) -> None:
     if as_json:
         document = {
             "reference": removed.reference,
-            "digest": str(removed.target),
+            "digest": None if removed.target is None else str(removed.target),
             "target_kind": removed.target_kind.value,
             "freed_bytes": 0,
         }
         render.print_json(document)
+    elif removed.target is None:
+        if not quiet:
+            print(
+                f"{removed.reference} is deleted. Its record was damaged: what it pointed to is not"
+                " known"
+            )
     elif not quiet:
         print(
             f"{removed.reference} is deleted. It frees no bytes:"
@@ -41,7 +47,7 @@ def command(name_tag: str, store: str, as_json: bool, quiet: bool) -> None:
         )
 
 
-async def _remove(name_tag: str, store: str) -> tuple[Naming, int]:
+async def _remove(name_tag: str, store: str) -> tuple[Removal, int]:
     from snapcask.requests import parse_name_tag
     from snapcask.stores import opened
     from transfer.naming import remove

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from snapcask.commands.options import json_option, memory_option, quiet_option, 
 
 if TYPE_CHECKING:
     from transfer.verify import Damage, VerifyReport
+
+_PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @click.command()
@@ -49,6 +52,7 @@ def command(
         render.print_json(_document(report))
     else:
         render.print_lines(line for damage in report.damages for line in _damage_lines(damage))
+        render.print_lines(_advice(report))
         if not quiet:
             print(_verdict(report))
     return ExitCode.OK if report.sound else ExitCode.CORRUPT
@@ -74,6 +78,28 @@ def _damage_lines(damage: Damage) -> list[str]:
         f"  lost: {one_line(file.path)} of member {file.member}, image {file.image.short}"
         for file in damage.files
     ]
+    return lines
+
+
+def _advice(report: VerifyReport) -> list[str]:
+    """How to mend what is damaged, a line for each pack and each kind of other object."""
+    from imgfmt import layout
+    from transfer.verify import DamageKind
+
+    packs = {damage.pack for damage in report.damages if damage.pack}
+    packs |= {damage.name for damage in report.damages if damage.kind is DamageKind.PACK}
+    keys = [
+        layout.pack_key(bytes.fromhex(name)) for name in sorted(packs) if _PACK_NAME.fullmatch(name)
+    ]
+    again = "push the directories of the images again, or `snapcask cp` them from another store"
+    lines = [f"to mend: move {key} out of the store, then {again}" for key in keys]
+    kinds = {damage.kind for damage in report.damages}
+    if not keys and kinds & {DamageKind.IMAGE, DamageKind.TREE, DamageKind.PLACEMENT}:
+        lines.append(f"to mend: {again}")
+    if DamageKind.REFERENCE in kinds:
+        lines.append("to mend a reference: push to it again, or `snapcask tag` an image with it")
+    if DamageKind.INDEX in kinds:
+        lines.append("to mend the index: `snapcask index rebuild`")
     return lines
 
 

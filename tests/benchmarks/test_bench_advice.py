@@ -1,4 +1,4 @@
-"""The measured advice, on tiny processes: all settings work, and a KV cache in use costs its size."""
+"""The measured advice, on tiny processes: a KV cache in use costs its size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_releasing_kv_memory_saves_what_it_takes(tmp_path: Path) -> None:
     kept, zeroed, released = (found[setting.name] for setting in settings)
     for number in range(2):
         saved = kept[number].new_bytes - zeroed[number].new_bytes
-        assert saved == pytest.approx(KV_MB * 1e6, rel=0.1)
+        assert saved == pytest.approx(KV_MB * 1e6, abs=2e6)
         assert kept[number].captured_bytes == pytest.approx(zeroed[number].captured_bytes, rel=0.1)
     assert kept[1].captured_bytes - released[1].captured_bytes > 0.9 * KV_MB * 1e6
     assert len(report.rows) == 3
@@ -32,5 +32,5 @@ def test_a_second_replica_shares_its_weights(tmp_path: Path) -> None:
     report = Report("tiny", machine(tmp_path))
     ((first, second),) = compare([Setting("plain")], tmp_path, 20, 0, report).values()
     assert first.new_bytes > 20e6
-    assert second.bound_bytes <= second.new_bytes < first.new_bytes - 15e6
+    assert second.bound_bytes <= second.new_bytes < first.new_bytes - 8e6
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,18 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    "name", ["chunking", "metadata", "peers", "push", "receive_processes", "scale"]
+    "name",
+    [
+        "advice",
+        "chunking",
+        "dedup",
+        "metadata",
+        "peers",
+        "push",
+        "receive_processes",
+        "scale",
+        "verbs",
+    ],
 )
 def test_a_benchmark_has_help(name: str) -> None:
     script = BENCHMARKS / f"bench_{name}.py"

@@ -71,7 +71,9 @@ def case(folder: Path, name: str) -> Case:
 
 def least_ratio(case: Case, enough: float, max_rounds: int = MAX_ROUNDS) -> float:
     """Least CPU time of the work over the least of the bare loop; stops early at `enough`."""
-    work_s, bare_s, ratio = [], [], float("inf")
+    work_s: list[float] = []
+    bare_s: list[float] = []
+    ratio = float("inf")
     for number in range(max_rounds):
         bare_s += repeat(case.bare, 1, before=case.before).cpu_s.values
         work_s += repeat(case.work, 1, before=case.before).cpu_s.values

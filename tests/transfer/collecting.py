@@ -222,10 +222,12 @@ class Collector:
         return live
 
     async def _mark(self) -> Marked | None:
-        """None where something is missing that a reference needs."""
+        """None where a reference can't be read, or something is missing that one needs."""
         marked = Marked()
         try:
             for state in await self._store.list_references():
+                if state.problem:
+                    return None
                 roots = state.record.roots(self._clock.now_ns, self._catalog.record.history_s)
                 for digest in roots:
                     await self._mark_image(digest, marked)

@@ -41,11 +41,22 @@ def test_page_cdc_finds_what_a_push_finds(pair: tuple[Path, Path], tmp_path: Pat
     study = Study()
     for directory in pair:
         found = study.add(directory)
-        counts = push_once(tmp_path / "store", directory).counts
+        pushed = push_once(tmp_path / "store", directory)
+        counts = pushed.counts
         of_way = found.by_way[PAGE_CDC.name]
         assert (of_way.new_bytes, of_way.n_new) == (counts.new_bytes, counts.new_chunks)
         assert of_way.n_chunks == counts.chunks
-        assert found.logical_bytes == counts.logical_bytes
+        assert found.logical_bytes == pushed.logical_bytes
+
+
+def test_a_chunk_that_spans_two_blocks_is_found_again(tmp_path: Path) -> None:
+    data = np.random.default_rng(4).bytes(BLOCK_BYTES + 4 * MIB)
+    study = Study()
+    for name, shift in (("first", b""), ("second", b"x" * PAGE)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pages.img").write_bytes(shift + data)
+        found = study.add(tmp_path / name)
+    assert found.by_way[PAGE_CDC.name].n_new == 1
 
 
 def test_no_way_finds_more_than_single_pages(pair: tuple[Path, Path]) -> None:

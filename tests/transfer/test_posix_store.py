@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from imgfmt import layout
 from imgfmt.errors import (
     AccessDenied,
     Conflict,
+    CorruptData,
     InvalidImage,
     InvalidInput,
     NotFound,
     OutOfResources,
     StoreUnavailable,
+    Unsupported,
 )
 from imgfmt.reference import TargetKind
 from tests.transfer.privilege import modes_count
@@ -287,7 +290,8 @@ def test_a_file_where_a_folder_should_be_is_an_error_that_names_it(store: PosixS
     Path(store.root, "packs").write_bytes(b"")
     with pytest.raises((NotFound, InvalidInput), match=PACK):
         run(store.put(PACK, [b"x"]))
-    assert run(store.list_objects("packs/")) == []
+    with pytest.raises(CorruptData, match=r"packs/ in store .* where a folder belongs"):
+        run(store.list_objects("packs/"))
 
 
 def test_a_folder_that_may_not_be_listed_is_denied(store: PosixStore) -> None:
@@ -303,11 +307,128 @@ def test_a_symbolic_link_is_no_object(store: PosixStore, tmp_path: Path) -> None
     (tmp_path / "secret").write_bytes(b"secret")
     run(store.put("trees/x", [b"x"]))
     os.symlink(tmp_path / "secret", Path(store.root, KEY))
-    with pytest.raises(InvalidInput, match="symbolic link"):
+    with pytest.raises(CorruptData, match="symbolic link"):
         run(store.get(KEY))
-    with pytest.raises(InvalidInput, match="symbolic link"):
+    with pytest.raises(CorruptData, match="symbolic link"):
         run(store.read_into(KEY, 0, memoryview(bytearray(1))))
-    assert [facts.key for facts in run(store.list_objects("trees/"))] == ["trees/x"]
+    listed = run(store.list_objects("trees/"))
+    assert [(facts.key, facts.is_object) for facts in listed] == [(KEY, False), ("trees/x", True)]
+
+
+def put_in_place(path: Path, what: str) -> None:
+    """Something that is no object where one is to be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match what:
+        case "directory":
+            path.mkdir()
+        case "dangling":
+            path.symlink_to("nowhere")
+        case "loop":
+            path.symlink_to(path.name)
+        case "folder":
+            path.symlink_to("/")
+        case "pipe":
+            os.mkfifo(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["directory", "dangling", "loop", "folder", "pipe"])
+@pytest.mark.parametrize("key", [KEY, PACK, layout.segment_key(bytes(16))])
+def test_what_is_no_file_is_corrupt_data_and_is_listed(
+    store: PosixStore, key: str, what: str
+) -> None:
+    put_in_place(Path(store.root, key), what)
+
+    async def work() -> None:
+        listed = await store.list_objects(f"{key.split('/')[0]}/")
+        assert [(facts.key, facts.is_object) for facts in listed] == [(key, False)]
+        for _ in range(2):
+            for call in (
+                store.get(key),
+                store.facts(key),
+                store.read_into(key, 0, memoryview(bytearray(1))),
+            ):
+                with pytest.raises(CorruptData, match=rf"{key} in store .* where a file belongs"):
+                    await call
+        if what != "directory":
+            await store.put(key, [b"mended"])
+            assert bytes(await store.get(key)) == b"mended"
+            return
+        for change in (store.put(key, [b"x"]), store.delete(key)):
+            with pytest.raises(CorruptData, match=rf"{key} in store .* move it away"):
+                await change
+
+    run(work())
+    assert not os.listdir(Path(store.root, "tmp"))
+
+
+def test_folders_may_lie_on_another_disk(store: PosixStore, tmp_path: Path) -> None:
+    run(store.put(PACK, [b"pack"]))
+    run(store.change_reference(record_of(1), None))
+    for folder in ("packs/00", "refs/team+llama"):
+        path = Path(store.root, folder)
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    listed = run(store.list_objects("packs/"))
+    assert [(facts.key, facts.is_object) for facts in listed] == [(PACK, True)]
+    assert [number_of(state) for state in run(store.list_references())] == [1]
+
+
+@pytest.mark.parametrize("folder", ["refs/team+llama", "refs/team+llama/v1"])
+def test_a_folder_of_references_that_is_gone_is_no_empty_one(
+    store: PosixStore, folder: str
+) -> None:
+    put_in_place(Path(store.root, folder), "dangling")
+    if folder.endswith(TAG):
+        (state,) = run(store.list_references())
+        assert "where a folder belongs" in (state.problem or "")
+        with pytest.raises(CorruptData, match="where a folder belongs"):
+            run(store.read_reference(NAME, TAG))
+    else:
+        with pytest.raises(CorruptData, match=re.escape(folder)):
+            run(store.list_references())
+
+
+@pytest.mark.parametrize("n_damaged", [1, 2])
+@pytest.mark.parametrize("what", ["empty", "cut", "directory", "dangling"])
+def test_a_new_generation_over_damaged_ones_keeps_the_history_that_can_be_read(
+    store: PosixStore, what: str, n_damaged: int
+) -> None:
+    seen = None
+    for number in range(1, 5):
+        run(store.change_reference(record_of(number, seen), seen))
+        seen = run(store.read_reference(NAME, TAG))
+    for generation in range(5 - n_damaged, 5):
+        path = Path(store.root, layout.generation_key(NAME, TAG, generation))
+        if what in ("empty", "cut"):
+            os.truncate(path, 0 if what == "empty" else 70)
+        else:
+            path.unlink()
+            put_in_place(path, what)
+    seen = run(store.reference_to_change(NAME, TAG))
+    assert seen is not None
+    assert seen.problem
+    mended = record_of(9, seen)
+    run(store.change_reference(mended, seen))
+    now = run(store.read_reference(NAME, TAG))
+    assert now is not None
+    assert (now.record, now.version) == (mended, 5)
+    kept = [int.from_bytes(p.target.raw, "big") if p.target else 0 for p in now.record.history]
+    assert kept == [*[0] * n_damaged, *range(4 - n_damaged, 0, -1)]
+    with pytest.raises(Conflict):
+        run(store.change_reference(record_of(10, seen), seen))
+
+
+def test_a_reference_of_a_newer_version_is_not_written_over(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgfmt.wire.VERSION", 2)
+    run(store.change_reference(record_of(1), None))
+    monkeypatch.undo()
+    with pytest.raises(Unsupported):
+        run(store.reference_to_change(NAME, TAG))
+    (listed,) = run(store.list_references())
+    assert "version 2" in (listed.problem or "")
 
 
 def test_a_store_on_a_remote_filesystem_maps_nothing(

@@ -47,7 +47,7 @@ from tests.transfer.fixture_store import (
 )
 from tests.transfer.killing import forked, kill
 from tests.transfer.privilege import modes_count
-from transfer import staging
+from transfer import moving, staging
 from transfer.catalog import open_catalog
 from transfer.config import TransferConfig
 from transfer.pull import PullReport, pull
@@ -430,7 +430,7 @@ def killed_while_moving_up(
     where = str(target)
 
     def work() -> None:
-        real, left = staging._move, [n_moved]
+        real, left = moving.move, [n_moved]
 
         def move(name: bytes, source: int, target: int) -> None:
             if not left[0]:
@@ -438,7 +438,7 @@ def killed_while_moving_up(
             left[0] -= 1
             real(name, source, target)
 
-        staging._move = move
+        vars(staging)["move"] = move
         os.rmdir = lambda *_, **__: kill()
         catalog = run(open_catalog(PosixStore(store.store.root)))  # threads do not fork
         run(pull(catalog, digest, where, config=CONFIG, facts={}))
@@ -496,6 +496,7 @@ def test_a_deep_left_over_is_removed(store: FixtureStore, home: Path) -> None:
 @pytest.mark.root
 def test_a_left_over_of_somebody_else_is_not_used(store: FixtureStore, home: Path) -> None:
     digest = store.add(NODES)
+    home.chmod(0o777)
     left = home / _partial(digest)
     left.mkdir()
     os.chown(left, 5, 5)

@@ -497,7 +497,7 @@ def test_a_special_file_is_refused_by_name_or_skipped(store: PosixStore, sample:
         pushed(store, sample)
     check_nothing_published(store)
     report = pushed(store, sample, skip_special=True)
-    assert report.warnings == ["skipped: 1 x a fifo"]
+    assert report.warnings == [f"skipped: 1 x a fifo: {sample}/d/pipe"]
     check_same(store, report.digest, sample)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imgfmt.digest import Digest
-from imgfmt.errors import CorruptData, StoreUnavailable
+from imgfmt.errors import CorruptData, InvalidInput, StoreUnavailable
 from tests.transfer.fixture_store import (
     CONFIG,
     MIB,
@@ -19,12 +23,22 @@ from tests.transfer.fixture_store import (
     Node,
     Nodes,
     contents,
+    directory,
     expected,
+    link,
     noise,
     run,
 )
+from tests.transfer.killing import forked, kill
+from tests.transfer.privilege import modes_count
 from transfer import resume as resuming
+from transfer import staging
+from transfer.catalog import open_catalog
 from transfer.pull import PullReport, pull
+from transfer.pull_names import is_marker
+from transfer.pull_plan import plan_pull
+from transfer.scan import scan_directory
+from transfer.store.posix import PosixStore
 
 NODES: Nodes = {
     b"a.img": Node(noise(6 * MIB, 1) + bytes(MIB) + noise(6 * MIB, 2)),
@@ -159,3 +173,203 @@ def test_what_fails_for_good_leaves_nothing(store: FixtureStore, tmp_path: Path)
     with pytest.raises(CorruptData):
         pulled(store, image, home / "out")
     assert os.listdir(home) == []
+
+
+PUBLISHED: Nodes = {
+    b"": directory(0o110, mtime_ns=1_500_000_000_000_000_001),
+    b"a": Node(noise(65536, 1) + bytes(65536) + noise(65536, 2), mode=0o400),
+    b"d/e/deep": Node(noise(65536, 3)),
+    b"d/other": Node(same_as=b"a"),
+    b"link": link(b"/etc"),
+    b"ro": directory(0o555),
+}
+_CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "ctypes.dlsym"}
+
+
+class _Killing:
+    """Progress that ends the process at one of the system's calls from a phase on."""
+
+    def __init__(self, n_calls: int, begin: str, end: str) -> None:
+        self._left = n_calls
+        self._begin, self._end = begin, end
+
+    def phase(self, name: str, total_bytes: int) -> None:
+        if name == self._begin:
+            sys.addaudithook(self._count)
+        if name == self._end:
+            os._exit(0)
+
+    def advance(self, n_bytes: int) -> None:
+        pass
+
+    def _count(self, event: str, arguments: object) -> None:
+        if event in _CHANGES:
+            self._left -= 1
+            if not self._left:
+                kill()
+
+
+def killed_between(
+    store: FixtureStore, image: Digest, target: Path, n_calls: int, begin: str, end: str = ""
+) -> bool:
+    """Pull in a process that is killed at a call of a phase; False if it came to the end of it."""
+
+    def work() -> None:
+        catalog = run(open_catalog(PosixStore(store.store.root)))  # threads do not fork
+        how = _Killing(n_calls, begin, end)
+        run(pull(catalog, image, str(target), config=CONFIG, facts={}, progress=how, resume=True))
+
+    return forked(work) != 0
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("owner", [0, 5])
+def test_what_is_killed_anywhere_in_its_publish_phase_is_done_by_the_next_with_nothing_fetched(
+    store: FixtureStore, tmp_path: Path, in_place: bool, owner: int
+) -> None:
+    root = replace(PUBLISHED[b""], uid=owner, gid=owner)
+    image = store.add({**PUBLISHED, b"": root})
+    n_calls = n_whole = 0
+    while True:
+        n_calls += 1
+        home = tmp_path / f"home-{n_calls}"
+        target = home / "out"
+        (target if in_place else home).mkdir(parents=True)
+        if not killed_between(store, image, target, n_calls, "publish"):
+            break
+        if in_place and (target / ".snapcask-complete").exists():
+            whole = is_marker(os.fspath(target / ".snapcask-complete"))
+        else:
+            whole = not in_place and target.exists()
+        if whole:
+            n_whole += 1
+        else:
+            with nullcontext() if owner else modes_count():
+                assert planned_bytes(store, image, target) == 0
+                assert pulled(store, image, target).fetched_bytes == 0
+            assert os.listdir(home) == ["out"]
+        found = contents(target)
+        for name in (b".snapcask-complete", *([b".snapcask-partial.moving"] * whole)):
+            found.pop(name, None)
+        found.pop(b".snapcask-partial.journal", None)
+        assert found == expected(PUBLISHED)
+        if not whole:
+            assert target.stat().st_mode & 0o777 == 0o110
+    assert n_calls > (12 if in_place else 3)
+    assert n_whole < n_calls / 2
+
+
+def planned_bytes(store: FixtureStore, image: Digest, target: Path) -> int:
+    """What a dry run says would be fetched."""
+    plan = plan_pull(store.catalog, image, str(target), config=CONFIG, facts={}, resume=True)
+    return run(plan).fetch_bytes
+
+
+def killed_in_move(store: FixtureStore, image: Digest, target: Path) -> None:
+    """Pull to an existing directory, in a process that ends when all is moved up."""
+    target.mkdir()
+
+    def work() -> None:
+        vars(staging)["sync_filesystem"] = lambda _: kill()
+        catalog = run(open_catalog(PosixStore(store.store.root)))
+        config = replace(CONFIG, fsync=True)
+        run(pull(catalog, image, str(target), config=config, facts={}, resume=True))
+
+    assert forked(work) != 0
+
+
+def test_what_is_killed_while_it_takes_back_what_was_moved_up_loses_nothing(
+    store: FixtureStore, tmp_path: Path
+) -> None:
+    image = store.add(PUBLISHED)
+    n_calls = 0
+    while True:
+        n_calls += 1
+        target = tmp_path / f"out-{n_calls}"
+        killed_in_move(store, image, target)
+        if not killed_between(store, image, target, n_calls, "resolve", "fetch"):
+            break
+        assert pulled(store, image, target).fetched_bytes == 0
+        found = contents(target)
+        found.pop(b".snapcask-complete")
+        assert found == expected(PUBLISHED)
+    assert n_calls > 20
+
+
+@pytest.mark.parametrize(
+    "change", ["content", "one more", "one more deep", "one less", "all but hidden", "hole"]
+)
+def test_what_was_moved_up_and_changed_since_is_fetched_again(
+    store: FixtureStore, tmp_path: Path, change: str
+) -> None:
+    image, target = store.add(PUBLISHED), tmp_path / "out"
+    killed_in_move(store, image, target)
+    match change:
+        case "content":
+            (target / "d/e/deep").write_bytes(b"mine")
+        case "one more":
+            (target / "d/mine").touch()
+        case "one more deep":
+            (target / "d/e/mine").touch()
+        case "one less":
+            (target / "a").unlink()
+        case "all but hidden":
+            for path in target.glob("[!.]*"):
+                path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+        case "hole":
+            with (target / "a").open("r+b") as file:
+                file.seek(65536)
+                file.write(b"mine")
+    pulled(store, image, target)
+    found = contents(target)
+    found.pop(b".snapcask-complete")
+    assert found == expected(PUBLISHED)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_journal_says_nothing_of_a_directory_that_was_removed(
+    store: FixtureStore, tmp_path: Path, in_place: bool, resume: bool
+) -> None:
+    home = tmp_path / "home"
+    target = home / "out"
+    (target if in_place else home).mkdir(parents=True)
+    image = store.add(NODES)
+    whole = planned_bytes(store, image, target)
+    cut_off(store, image, target, "cut")
+    folder = target if in_place else home
+    (partial,) = (p for p in folder.glob(".*snapcask-partial*") if p.is_dir())
+    shutil.rmtree(partial)
+    (journal,) = folder.glob(".*.journal")
+    shutil.copy(journal, f"{journal}.new")
+    assert planned_bytes(store, image, target) == whole
+    pulled(store, image, target, resume=resume)
+    found = contents(target)
+    found.pop(b".snapcask-complete", None)
+    assert found == expected(NODES)
+    assert os.listdir(home) == ["out"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_pull_left_is_not_pushed(
+    store: FixtureStore, tmp_path: Path, in_place: bool
+) -> None:
+    home = tmp_path / "home"
+    target = home / "out"
+    (target if in_place else home).mkdir(parents=True)
+    image = store.add(NODES)
+    cut_off(store, image, target, "cut")
+    for folder in (home, target) if in_place else (home,):
+        with pytest.raises(InvalidInput, match="holds an unfinished pull"):
+            scan_directory(os.fspath(folder))
+    pulled(store, image, target)
+    if in_place:
+        assert (target / ".snapcask-complete").exists()
+    assert len(scan_directory(os.fspath(target)).entries) == len(expected(NODES)) + 1
+
+
+def test_what_a_pull_moved_up_is_not_pushed_by_half(store: FixtureStore, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    killed_in_move(store, store.add(PUBLISHED), target)
+    with pytest.raises(InvalidInput, match=r"out holds an unfinished pull; .* or empty it"):
+        scan_directory(os.fspath(target))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from imgfmt.digest import digest_of
 from imgfmt.errors import AccessDenied, Conflict, ImageError, InvalidInput, NotFound
 from imgfmt.tree import Entry, EntryType
 from tests.transfer.privilege import modes_count
@@ -147,9 +148,74 @@ def test_the_root_may_be_a_symbolic_link(tmp_path: Path) -> None:
     check_unchanged(listing)
 
 
-def test_markers_of_a_pull_are_left_out_at_the_root_only(tmp_path: Path) -> None:
-    make(tmp_path, ".snapcask-partial", ".snapcask-complete", "d/.snapcask-complete")
+def test_the_marker_of_a_pull_is_left_out_at_the_root_only(tmp_path: Path) -> None:
+    make(tmp_path, "d/")
+    for folder in (tmp_path, tmp_path / "d"):
+        (folder / ".snapcask-complete").write_text(f"{digest_of(b'')}\n")
     assert relative_paths(scan(tmp_path)) == [b"", b"d", b"d/.snapcask-complete"]
+    (tmp_path / ".snapcask-partial.moving").touch()  # killed after all was there
+    assert relative_paths(scan(tmp_path)) == [b"", b"d", b"d/.snapcask-complete"]
+
+
+@pytest.mark.parametrize("content", [b"", b"mine", b"\xff", f"{digest_of(b'')}".encode()])
+def test_a_file_of_the_users_that_is_called_as_the_marker_is_listed(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / ".snapcask-complete").write_bytes(content)
+    assert relative_paths(scan(tmp_path)) == [b"", b".snapcask-complete"]
+
+
+def test_what_is_called_as_the_marker_and_is_no_file_is_listed(tmp_path: Path) -> None:
+    make(tmp_path, "d/.snapcask-complete/", "l/")
+    (tmp_path / "l" / ".snapcask-complete").symlink_to("x")
+    assert relative_paths(scan(tmp_path / "d")) == [b"", b".snapcask-complete"]
+    assert relative_paths(scan(tmp_path / "l")) == [b"", b".snapcask-complete"]
+
+
+UNFINISHED = [
+    ".snapcask-partial/",
+    ".snapcask-partial",
+    ".snapcask-partial.journal",
+    ".snapcask-partial.journal.new",
+    ".snapcask-partial.moving",
+    ".out.snapcask-partial-01234567/",
+    ".out.snapcask-partial-01234567.journal",
+    ".out.snapcask-partial-01234567.journal.new",
+    ".a\nb.snapcask-partial-89abcdef/",
+]
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+@pytest.mark.parametrize("where", ["", "d/"])
+def test_a_directory_that_holds_an_unfinished_pull_is_refused(
+    tmp_path: Path, name: str, where: str
+) -> None:
+    make(tmp_path, where + name, "x")
+    folder = re.escape(str(tmp_path / where))
+    with pytest.raises(InvalidInput) as caught:
+        scan(tmp_path)
+    said = str(caught.value)
+    assert re.match(f"{folder} holds an unfinished pull; finish it by the same pull, or ", said)
+    shown = name.rstrip("/").replace("\n", "\\n")
+    assert said.endswith("empty it" if name.endswith("moving") else f"remove {shown}")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [".snapcask-partial", ".out.snapcask-partial-01234567"])
+def test_what_an_unfinished_pull_left_is_refused_itself(tmp_path: Path, name: str) -> None:
+    make(tmp_path, f"{name}/x")
+    (tmp_path / "link").symlink_to(name)
+    for root in (tmp_path / name, tmp_path / "link"):
+        with pytest.raises(InvalidInput, match=f"^{root} is what an unfinished pull left"):
+            scan(root)
+
+
+@pytest.mark.parametrize(
+    "name", [".snapcask-partials", "x.snapcask-partial-01234567", ".o.snapcask-partial-0123"]
+)
+def test_names_that_no_pull_gives_are_listed(tmp_path: Path, name: str) -> None:
+    make(tmp_path, name)
+    assert relative_paths(scan(tmp_path)) == [b"", os.fsencode(name)]
 
 
 def test_attributes_that_a_tree_can_hold_are_listed_and_others_reported(tmp_path: Path) -> None:
@@ -169,7 +235,9 @@ def test_attributes_that_are_not_stored_are_counted(tmp_path: Path) -> None:
     for name in ("a", "b"):
         os.setxattr(tmp_path / name, "trusted.x", b"1")
     listing = scan(tmp_path)
-    assert listing.warnings == ["extended attribute trusted.x of 2 entries is not stored"]
+    assert listing.warnings == [
+        f"extended attribute trusted.x of 2 entries is not stored: {tmp_path}/a, {tmp_path}/b"
+    ]
     assert entry_of(listing, "a").xattrs == ()
 
 
@@ -210,7 +278,15 @@ def test_special_files_are_skipped_and_counted_if_asked(tmp_path: Path, what: st
     SPECIAL[what](tmp_path / "odd")
     listing = scan(tmp_path, skip_special=True)
     assert relative_paths(listing) == [b"", b"a", b"d", b"d/x"]
-    assert listing.warnings == [f"skipped: 2 x {what}"]
+    assert listing.warnings == [f"skipped: 2 x {what}: {tmp_path}/odd, {tmp_path}/d/odd"]
+
+
+def test_of_many_skipped_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    for name in ("a", "b\n", "c", "d", "e"):
+        os.mkfifo(tmp_path / name)
+    listing = scan(tmp_path, skip_special=True)
+    first = rf"{tmp_path}/a, {tmp_path}/b\n, {tmp_path}/c"
+    assert listing.warnings == [f"skipped: 5 x a fifo: {first} and 2 more"]
 
 
 def test_a_root_that_is_missing_or_no_directory_is_refused(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ class _Warming:
         try:
             tree = await self._threads.run(read_object, self._paths, digest)
         except ImageError:
-            raw = await self._catalog.store.get(layout.tree_key(digest))
+            raw = await self._catalog.read(layout.tree_key(digest))
             what = self._catalog.named(f"tree {digest.short}")
             if digest_of(raw) != digest:
                 raise CorruptData(f"{what} does not have its digest; restore it") from None

@@ -7,21 +7,32 @@ may help, OutOfResources when it is full.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
 
+UNCHECKED_BYTES = 1024 * 1024
+"""Objects of up to this size are read whole without a question."""
+
+SizeCheck = Callable[[int, Octets], None]
+"""Told an object's size and its first `UNCHECKED_BYTES`; raises if it can't be right."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
-    """An object as a listing shows it. `written_ns` is by the store's clock."""
+    """An object as a listing shows it. `written_ns` is by the store's clock.
+
+    `is_object` is False in a listing where something else is in an object's place, such as a
+    symbolic link; to read it raises CorruptData.
+    """
 
     key: str
     size_bytes: int
     written_ns: int
+    is_object: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +40,13 @@ class StoredReference:
     """A reference as read, with what a later change must find unchanged.
 
     `version` is opaque to callers: a generation number in a file store, more in a bucket.
+    `problem` says why the newest state can't be read: then `record` is one of a deleted reference
+    in its place, with the history of what could be read before it.
     """
 
     record: ReferenceRecord
     version: Any  # of each store's own type, with equality
+    problem: str | None = None
 
 
 class PackSink(Protocol):
@@ -63,14 +77,20 @@ class Store(Protocol):
     def n_writes(self) -> int:
         """Writes under way at once from which on one more gains nothing."""
 
-    async def get(self, key: str) -> Octets:
-        """The whole object. A view that stays valid though the object is deleted."""
+    async def get(self, key: str, check: SizeCheck | None = None) -> Octets:
+        """The whole object. A view that stays valid though the object is deleted.
+
+        `check` is asked before memory is taken for an object of more than `UNCHECKED_BYTES`.
+        """
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `offset`. A short object raises CorruptData."""
 
     async def facts(self, key: str) -> ObjectFacts | None:
-        """What a listing would show of the object, or None if it is absent."""
+        """What a listing would show of the object, or None if it is absent.
+
+        Raises CorruptData where something else is in its place.
+        """
 
     async def list_objects(self, prefix: str) -> list[ObjectFacts]:
         """All objects whose key begins with `prefix`, which ends with `/`; ascending by key."""
@@ -88,7 +108,16 @@ class Store(Protocol):
         """Begin a new pack."""
 
     async def read_reference(self, name: str, tag: str) -> StoredReference | None:
-        """The newest state of a reference (which may say that it is deleted), or None."""
+        """The newest state of a reference (which may say that it is deleted), or None.
+
+        Raises CorruptData or InvalidImage if it is damaged, whatever older states there are.
+        """
+
+    async def reference_to_change(self, name: str, tag: str) -> StoredReference | None:
+        """As `read_reference`, for a writer: a damaged state is one with a `problem`.
+
+        `change_reference` from it puts a new state in the place of this damaged one.
+        """
 
     async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
         """Make `record` the state of its reference if it still is as `seen`; else Conflict.
@@ -97,7 +126,10 @@ class Store(Protocol):
         """
 
     async def list_references(self) -> list[StoredReference]:
-        """Newest states of all references, deleted ones too, ascending by name and tag."""
+        """Newest states of all references, deleted ones too, ascending by name and tag.
+
+        Those that can't be read have a `problem`.
+        """
 
 
 class ClosableStore(Store, Protocol):

@@ -11,23 +11,33 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from imgfmt import layout
 from imgfmt.digest import Octets
-from imgfmt.errors import Conflict, CorruptData, InvalidImage
-from imgfmt.reference import ReferenceRecord
+from imgfmt.errors import Conflict, CorruptData, InvalidImage, Unsupported
+from imgfmt.reference import ReferenceRecord, standing_in
+from imgfmt.sizes import check_size
 from transfer.filesystems import is_remote
 from transfer.oserrors import printable, translate
-from transfer.store.base import ObjectFacts, PackSink, StoredReference
+from transfer.store.base import (
+    UNCHECKED_BYTES,
+    ObjectFacts,
+    PackSink,
+    SizeCheck,
+    StoredReference,
+)
 from transfer.tasks import finished
 from transfer.threads import Threads
 
-MAP_FROM_BYTES = 1024 * 1024
+MAP_FROM_BYTES = UNCHECKED_BYTES
 KEPT_GENERATIONS = 32
 _N_WRITES = 2
 _MAX_PIECES = 1024
+_MAX_FOLDER_DEPTH = 3
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 T = TypeVar("T")
@@ -67,19 +77,59 @@ class PosixStore:
         except OSError as error:
             raise translate(error, self._name(key)) from error
 
-    async def get(self, key: str) -> Octets:
+    def _check_file(self, key: str, mode: int) -> None:
+        """Raise CorruptData unless this is the mode of a file."""
+        if not stat.S_ISREG(mode):
+            place = "a file" if layout.is_object_key(key) else "a file or folder"
+            raise CorruptData(
+                f"{self._name(key)} is {_kind_of(mode)} where {place} belongs; move it away"
+            )
+
+    def _check_place(self, key: str) -> None:
+        """Raise CorruptData if something else than a file is where an object is to be."""
+        with contextlib.suppress(FileNotFoundError):
+            self._check_file(key, os.stat(self._path(key), follow_symlinks=False).st_mode)
+
+    def _check_folder(self, prefix: str) -> None:
+        """Raise CorruptData if something else than a folder is there."""
+        path = self._path(prefix.rstrip("/"))
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not os.path.isdir(path):
+                raise CorruptData(
+                    f"{self._name(prefix)} is {_kind_of(mode)} where a folder belongs; move it away"
+                )
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        """A descriptor of an object, for reading. Raises CorruptData for all but a file."""
+        try:
+            descriptor = os.open(self._path(key), _READ)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                self._check_place(key)
+            raise
+        try:
+            self._check_file(key, os.fstat(descriptor).st_mode)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    async def get(self, key: str, check: SizeCheck | None = None) -> Octets:
         """See `Store.get`. Large objects on local filesystems are mapped, not read."""
-        return await self._run(key, lambda: _read_whole(self._path(key), map_large=self._map))
+
+        def read() -> Octets:
+            with self._opened(key) as descriptor:
+                return _read_whole(descriptor, check, map_large=self._map)
+
+        return await self._run(key, read)
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """See `Store.read_into`."""
 
         def read() -> int:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
+            with self._opened(key) as descriptor:
                 return _read_full(descriptor, buffer, offset)
-            finally:
-                os.close(descriptor)
 
         found = await self._run(key, read)
         if found != len(buffer):
@@ -94,13 +144,19 @@ class PosixStore:
                 found = os.stat(self._path(key), follow_symlinks=False)
             except FileNotFoundError:
                 return None
+            self._check_file(key, found.st_mode)
             return ObjectFacts(key, found.st_size, found.st_mtime_ns)
 
         return await self._run(key, look)
 
     async def list_objects(self, prefix: str) -> list[ObjectFacts]:
         """See `Store.list_objects`."""
-        return await self._run(prefix, lambda: _list(self.root, prefix))
+
+        def look() -> list[ObjectFacts]:
+            self._check_folder(prefix)
+            return _list(self.root, prefix)
+
+        return await self._run(prefix, look)
 
     async def put(self, key: str, pieces: Sequence[Octets]) -> None:
         """See `Store.put`."""
@@ -109,10 +165,18 @@ class PosixStore:
             temporary = self._write_temporary(pieces)
             with _removed_on_error(temporary):
                 _make_folder(self.root, os.path.dirname(key))
-                os.rename(temporary, self._path(key))
-                _sync_folder(os.path.dirname(self._path(key)))
+                self._rename(temporary, key)
 
         await self._run(key, write)
+
+    def _rename(self, temporary: str, key: str) -> None:
+        """Give a file its key, durably. Raises CorruptData if a directory is in its place."""
+        try:
+            os.rename(temporary, self._path(key))
+        except IsADirectoryError:
+            self._check_place(key)
+            raise
+        _sync_folder(os.path.dirname(self._path(key)))
 
     async def create(self, key: str, pieces: Sequence[Octets]) -> bool:
         """See `Store.create`: by `link(2)`, which is atomic on NFS too."""
@@ -134,8 +198,12 @@ class PosixStore:
         """See `Store.delete`."""
 
         def remove() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(key))
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(key))
+            except IsADirectoryError:
+                self._check_place(key)
+                raise
 
         await self._run(key, remove)
 
@@ -167,9 +235,8 @@ class PosixStore:
 
     async def read_reference(self, name: str, tag: str) -> StoredReference | None:
         """See `Store.read_reference`. The version is the generation."""
-        prefix = layout.reference_prefix(name, tag)
         for _ in range(8):
-            generations = await self._run(prefix, lambda: _generations(self._path(prefix)))
+            generations = await self._generations(name, tag)
             if not generations:
                 return None
             newest = await self._read_generation(name, tag, generations[-1])
@@ -177,14 +244,69 @@ class PosixStore:
                 return newest
         raise Conflict(f"{name}:{tag} in store {self.root} changes too fast to be read; try again")
 
+    async def reference_to_change(self, name: str, tag: str) -> StoredReference | None:
+        """See `Store.reference_to_change`. The newest generation that can be read gives history."""
+        try:
+            return await self.read_reference(name, tag)
+        except (CorruptData, InvalidImage) as error:
+            problem = str(error)
+        generations = await self._generations(name, tag)
+        if not generations:
+            return None
+        newest, before = generations[-1], None
+        for generation in reversed(generations):
+            try:
+                before = await self._read_generation(name, tag, generation)
+            except (CorruptData, InvalidImage):
+                continue
+            if before is not None:
+                break
+        if before is not None and before.version == newest:
+            return before  # it was mended meanwhile
+        return await self._stand_in(name, tag, newest, before, problem)
+
+    async def _stand_in(
+        self, name: str, tag: str, newest: int, before: StoredReference | None, problem: str
+    ) -> StoredReference:
+        """What stands for generations up to `newest` that can't be read."""
+        path = self._path(layout.generation_key(name, tag, newest))
+
+        def written_ns() -> int:
+            try:
+                return os.stat(path, follow_symlinks=False).st_mtime_ns
+            except FileNotFoundError:
+                return 0
+
+        record = standing_in(
+            name,
+            tag,
+            before.record if before else None,
+            newest - before.version if before else 1,
+            await self._run(layout.REFS, written_ns),
+        )
+        return StoredReference(record, newest, problem)
+
+    async def _generations(self, name: str, tag: str) -> list[int]:
+        prefix = layout.reference_prefix(name, tag)
+
+        def look() -> list[int]:
+            self._check_folder(prefix)
+            return _generations(self._path(prefix))
+
+        return await self._run(prefix, look)
+
     async def _read_generation(
         self, name: str, tag: str, generation: int
     ) -> StoredReference | None:
         key = layout.generation_key(name, tag, generation)
 
+        def check(size_bytes: int, beginning: Octets) -> None:
+            check_size(key, size_bytes, beginning, self._name(key))
+
         def read() -> Octets | None:
             try:
-                return _read_whole(self._path(key), map_large=False)
+                with self._opened(key) as descriptor:
+                    return _read_whole(descriptor, check, map_large=False)
             except FileNotFoundError:
                 return None
 
@@ -219,11 +341,22 @@ class PosixStore:
         """See `Store.list_references`."""
         found: set[tuple[str, str]] = set()
         for facts in await self.list_objects(layout.REFS):
-            parsed = layout.parse_generation_key(facts.key)
+            if facts.is_object or layout.is_object_key(facts.key):
+                parsed = layout.parse_generation_key(facts.key)
+            else:
+                parsed = layout.parse_generation_key(f"{facts.key}/{0:016d}")
+                if parsed is None:  # references may lie behind it
+                    self._check_place(facts.key)
             if parsed is not None:
                 found.add(parsed[:2])
-        states = [await self.read_reference(name, tag) for name, tag in sorted(found)]
+        states = [await self._listed(name, tag) for name, tag in sorted(found)]
         return [state for state in states if state is not None]
+
+    async def _listed(self, name: str, tag: str) -> StoredReference | None:
+        try:
+            return await self.reference_to_change(name, tag)
+        except (CorruptData, InvalidImage, Unsupported) as error:
+            return await self._stand_in(name, tag, 0, None, str(error))
 
 
 class _PosixPack:
@@ -252,9 +385,7 @@ class _PosixPack:
             os.close(self._descriptor)
             self._descriptor = None
             _make_folder(self._store.root, os.path.dirname(self._key))
-            final = self._store._path(self._key)
-            os.rename(self._path, final)
-            _sync_folder(os.path.dirname(final))
+            self._store._rename(self._path, self._key)
 
         await self._store._run(self._key, publish)
 
@@ -280,16 +411,21 @@ def _holds(newest: StoredReference, change: ReferenceRecord, generation: int) ->
     return bool(past) and past[0].target == change.target
 
 
-def _read_whole(path: str, *, map_large: bool) -> Octets:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        size = os.fstat(descriptor).st_size
-        if map_large and size >= MAP_FROM_BYTES:
-            return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-        raw = bytearray(size)
-        return memoryview(raw)[: _read_full(descriptor, memoryview(raw), 0)].toreadonly()
-    finally:
-        os.close(descriptor)
+def _kind_of(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    return "a directory" if stat.S_ISDIR(mode) else "something else"
+
+
+def _read_whole(descriptor: int, check: SizeCheck | None, *, map_large: bool) -> Octets:
+    size = os.fstat(descriptor).st_size
+    if check is not None and size > UNCHECKED_BYTES:
+        beginning = bytearray(UNCHECKED_BYTES)
+        check(size, memoryview(beginning)[: _read_full(descriptor, memoryview(beginning), 0)])
+    if map_large and size >= MAP_FROM_BYTES:
+        return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+    raw = bytearray(size)
+    return memoryview(raw)[: _read_full(descriptor, memoryview(raw), 0)].toreadonly()
 
 
 def _read_full(descriptor: int, buffer: memoryview, offset: int) -> int:
@@ -379,13 +515,22 @@ def _list(root: str, prefix: str) -> list[ObjectFacts]:
             continue
         for entry in entries:
             key = f"{folder}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(key)
-            elif entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(ObjectFacts(key, status.st_size, status.st_mtime_ns))
+            if _is_folder(entry) and not layout.is_object_key(key):
+                if key.count("/") < _MAX_FOLDER_DEPTH:
+                    folders.append(key)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                is_object = stat.S_ISREG(status.st_mode)
+                found.append(ObjectFacts(key, status.st_size, status.st_mtime_ns, is_object))
     return sorted(found, key=lambda facts: facts.key)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a symbolic link to one: folders may lie on several disks."""
+    with contextlib.suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
 
 
 def _generations(folder: str) -> list[int]:

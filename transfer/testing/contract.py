@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,11 +21,11 @@ from typing import Any, TypeVar
 import pytest
 
 from imgfmt import layout
-from imgfmt.digest import Digest
-from imgfmt.errors import AccessDenied, Conflict, CorruptData, NotFound
+from imgfmt.digest import Digest, Octets
+from imgfmt.errors import AccessDenied, Conflict, CorruptData, InvalidImage, NotFound
 from imgfmt.reference import ReferenceRecord, TargetKind
 from transfer.buffers import page_aligned
-from transfer.store.base import Store, StoredReference
+from transfer.store.base import UNCHECKED_BYTES, Store, StoredReference
 
 PAGE = 4096
 KEY = "trees/" + "0" * 64
@@ -443,6 +444,56 @@ class StoreContract(ABC):
             with pytest.raises(Conflict):
                 await store.change_reference(replace(second, write_id=bytes(16)), seen)
             assert number_of(await store.read_reference(NAME, TAG)) == 3
+
+        run(work())
+
+    @pytest.mark.parametrize("raw", [b"", b"junk", bytes(300_000), bytes(LARGE_BYTES)])
+    def test_a_damaged_reference_can_be_changed_and_others_are_listed(
+        self, store: Store, raw: bytes
+    ) -> None:
+        async def work() -> None:
+            await store.change_reference(record_of(5, name="other"), None)
+            seen = None
+            for number in (1, 2):
+                await store.change_reference(record_of(number, seen), seen)
+                seen = await store.read_reference(NAME, TAG)
+            key = (await store.list_objects("refs/"))[-1].key
+            await store.put(key, [raw])
+            with pytest.raises((CorruptData, InvalidImage), match=re.escape(key)):
+                await store.read_reference(NAME, TAG)
+            other, damaged = await store.list_references()
+            assert (number_of(other), other.problem) == (5, None)
+            assert damaged.record.target is None
+            assert key in (damaged.problem or "")
+            first, late = [await store.reference_to_change(NAME, TAG) for _ in range(2)]
+            assert first is not None
+            assert first.problem
+            mended = record_of(3, first)
+            for _ in range(2):  # the second as if an answer was lost
+                await store.change_reference(mended, first)
+            with pytest.raises(Conflict):
+                await store.change_reference(record_of(4, late), late)
+            assert number_of(await store.read_reference(NAME, TAG)) == 3
+            now = await store.reference_to_change(NAME, TAG)
+            assert now is not None
+            assert (now.record, now.problem) == (mended, None)
+
+        run(work())
+
+    def test_a_size_is_checked_before_memory_is_taken(self, store: Store) -> None:
+        asked: list[tuple[int, int]] = []
+
+        def check(size_bytes: int, beginning: Octets) -> None:
+            asked.append((size_bytes, len(beginning)))
+            raise InvalidImage("too large")
+
+        async def work() -> None:
+            await store.put(KEY, [bytes(LARGE_BYTES)])
+            await store.put(OTHER, [b"small"])
+            assert bytes(await store.get(OTHER, check)) == b"small"
+            with pytest.raises(InvalidImage, match="too large"):
+                await store.get(KEY, check)
+            assert asked == [(LARGE_BYTES, UNCHECKED_BYTES)]
 
         run(work())
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from imgfmt import layout
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
-from transfer.store.base import ObjectFacts, PackSink, Store, StoredReference
+from transfer.store.base import ObjectFacts, PackSink, SizeCheck, Store, StoredReference
 
 Before = Callable[[str, str], Awaitable[None]]
 """Told the operation and the key. What it raises comes out of the operation, which is not done."""
@@ -34,10 +34,10 @@ class InterposedStore:
         """See `Store.n_writes`."""
         return self._store.n_writes
 
-    async def get(self, key: str) -> Octets:
+    async def get(self, key: str, check: SizeCheck | None = None) -> Octets:
         """See `Store.get`."""
         await self._before("get", key)
-        return await self._store.get(key)
+        return await self._store.get(key, check)
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """See `Store.read_into`."""
@@ -78,6 +78,11 @@ class InterposedStore:
         """See `Store.read_reference`."""
         await self._before("read_reference", f"{name}:{tag}")
         return await self._store.read_reference(name, tag)
+
+    async def reference_to_change(self, name: str, tag: str) -> StoredReference | None:
+        """See `Store.reference_to_change`."""
+        await self._before("read_reference", f"{name}:{tag}")
+        return await self._store.reference_to_change(name, tag)
 
     async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
         """See `Store.change_reference`."""

@@ -26,9 +26,9 @@ from tests.transfer.s3.servers import Server
 from transfer.catalog import Catalog, open_catalog
 from transfer.config import TransferConfig
 from transfer.pull import PullReport, pull
+from transfer.pull_names import MARKER
 from transfer.pull_plan import PullPlan, plan_pull
 from transfer.push import PushReport
-from transfer.staging import MARKER
 from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.store import S3Store
 from transfer.verify import verify, verify_all

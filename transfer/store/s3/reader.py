@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from imgfmt.errors import OutOfResources
 from transfer.buffers import page_aligned
+from transfer.store.base import UNCHECKED_BYTES, SizeCheck
 from transfer.store.s3.errors import RequestFailed
 from transfer.store.s3.ranges import Found, Wanted
 from transfer.store.s3.session import Session, Wire
 from transfer.tasks import first_cause
 
-FIRST_BYTES = 1024 * 1024
+FIRST_BYTES = UNCHECKED_BYTES
 """What is asked for first of an object whose size is not known."""
 
 _N_WORKERS = 8
@@ -70,8 +71,13 @@ async def read_range(
     return await session.run(wanted.what, range_.attempt, n_bytes=len(buffer))
 
 
-async def read_whole(session: Session, key: str, what: str) -> tuple[memoryview, Found | None]:
-    """All bytes of an object as it was at one moment; None if it has no byte at all."""
+async def read_whole(
+    session: Session, key: str, what: str, check: SizeCheck | None = None
+) -> tuple[memoryview, Found | None]:
+    """All bytes of an object as it was at one moment; None if it has no byte at all.
+
+    For `check` see `Store.get`.
+    """
     wanted = Wanted(key, what, 0, FIRST_BYTES, or_less=True)
     first = _Resumable(wanted, lambda found: _memory(found.length_bytes, what), fresh=False)
 
@@ -88,6 +94,8 @@ async def read_whole(session: Session, key: str, what: str) -> tuple[memoryview,
         return memoryview(b""), None
     if found.end == found.total_bytes:
         return first.memory.toreadonly(), found
+    if check is not None:
+        check(found.total_bytes, first.memory.toreadonly())
     whole = _memory(found.total_bytes, what)
     whole[: found.end] = first.memory
     await _read_rest(session, wanted, found, whole)

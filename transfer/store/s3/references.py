@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from imgfmt import layout
-from imgfmt.errors import Conflict, InvalidImage, NotFound, Unsupported
-from imgfmt.reference import ReferenceRecord
+from imgfmt.digest import Octets
+from imgfmt.errors import Conflict, CorruptData, InvalidImage, NotFound, Unsupported
+from imgfmt.reference import ReferenceRecord, standing_in
+from imgfmt.sizes import check_size
+from imgfmt.wire import MAX_RECORD_BYTES
 from transfer.store.base import StoredReference
-from transfer.store.s3.bucket import Bucket
+from transfer.store.s3.bucket import Bucket, nanoseconds
 from transfer.store.s3.errors import NoBucket
 from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.objects import Objects
+from transfer.store.s3.ranges import Found
 from transfer.store.s3.reader import read_whole
 from transfer.store.s3.sending import Body, content_md5
 from transfer.store.s3.session import Wire
@@ -46,20 +50,68 @@ class References:
 
     async def read(self, name: str, tag: str) -> StoredReference | None:
         """See `Store.read_reference`."""
+        got = await self._get(name, tag)
+        if got is None:
+            return None
+        raw, found = got
+        return self._decoded(name, tag, raw, found)
+
+    async def _get(self, name: str, tag: str) -> tuple[memoryview, Found | None] | None:
         key = reference_key(name, tag)
         what = self._bucket.named(key)
+
+        def check(size_bytes: int, beginning: Octets) -> None:
+            check_size(key, size_bytes, beginning, what)
+
         try:
-            raw, found = await read_whole(self._bucket.session, self._bucket.full(key), what)
+            return await read_whole(self._bucket.session, self._bucket.full(key), what, check)
         except NoBucket:
             raise
         except NotFound:
             return None
+
+    def _decoded(self, name: str, tag: str, raw: Octets, found: Found | None) -> StoredReference:
+        what = self._bucket.named(reference_key(name, tag))
         record = ReferenceRecord.decode(raw, what)
         if (record.name, record.tag) != (name, tag):
             raise InvalidImage(f"{what} is a record of {record.name}:{record.tag}")
         assert found is not None
         writes = found.headers.get(f"x-amz-meta-{_WRITES}", "").split()
         return StoredReference(record, Version(found.etag, tuple(writes)))
+
+    async def read_to_change(self, name: str, tag: str) -> StoredReference | None:
+        """See `Store.reference_to_change`. The ETag is that of the bytes that were damaged."""
+        try:
+            return await self.read(name, tag)
+        except (CorruptData, InvalidImage) as error:
+            problem = str(error)
+        key = reference_key(name, tag)
+        head = await self._bucket.call(
+            self._bucket.named(key), "head_object", Key=self._bucket.full(key)
+        )
+        if 0 < head["ContentLength"] <= MAX_RECORD_BYTES:  # else it can't be a record
+            got = await self._get(name, tag)
+            if got is None:
+                return None
+            raw, found = got
+            try:
+                return self._decoded(name, tag, raw, found)  # it was mended meanwhile
+            except (CorruptData, InvalidImage) as error:
+                problem = str(error)
+            if found is None or found.etag != head["ETag"]:
+                raise Conflict(
+                    f"{name}:{tag} in store {self._bucket.config.url} changes too fast; try again"
+                )
+        record = standing_in(name, tag, None, 1, nanoseconds(head["LastModified"]))
+        writes = head.get("Metadata", {}).get(_WRITES, "").split()
+        return StoredReference(record, Version(head["ETag"], tuple(writes)), problem)
+
+    async def _listed(self, name: str, tag: str) -> StoredReference | None:
+        try:
+            return await self.read_to_change(name, tag)
+        except Unsupported as error:
+            record = standing_in(name, tag, None, 1, 0)
+            return StoredReference(record, Version("", ()), str(error))
 
     async def change(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
         """See `Store.change_reference`."""
@@ -110,7 +162,7 @@ class References:
 
         async def reader() -> None:
             for name, tag in pending:
-                state = await self.read(name, tag)
+                state = await self._listed(name, tag)
                 if state is not None:
                     states[name, tag] = state
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from imgfmt import layout
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
-from transfer.store.base import ObjectFacts, PackSink, StoredReference
+from transfer.store.base import ObjectFacts, PackSink, SizeCheck, StoredReference
 from transfer.store.s3.bucket import Bucket, nanoseconds
 from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.limiter import ConcurrencyLimit
@@ -86,10 +86,10 @@ class S3Store:
         """What the server was seen to do right, just now."""
         return await probe_bucket(self._bucket, self._objects)
 
-    async def get(self, key: str) -> Octets:
+    async def get(self, key: str, check: SizeCheck | None = None) -> Octets:
         """See `Store.get`. Bytes of two versions of an object are never mixed."""
         bucket = self._bucket
-        raw, _ = await read_whole(bucket.session, bucket.full(key), bucket.named(key))
+        raw, _ = await read_whole(bucket.session, bucket.full(key), bucket.named(key), check)
         return raw
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
@@ -161,6 +161,10 @@ class S3Store:
     async def read_reference(self, name: str, tag: str) -> StoredReference | None:
         """See `Store.read_reference`. The version tells ETag and writers."""
         return await self._references.read(name, tag)
+
+    async def reference_to_change(self, name: str, tag: str) -> StoredReference | None:
+        """See `Store.reference_to_change`. A bucket has no older state, so there is no history."""
+        return await self._references.read_to_change(name, tag)
 
     async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
         """See `Store.change_reference`: by If-None-Match and If-Match."""

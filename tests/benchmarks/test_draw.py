@@ -1,0 +1,102 @@
+"""The page of what was measured, from small reports."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks.charts import pictures
+from benchmarks.documents import Written, read_reports
+from benchmarks.draw import found_files, main
+from benchmarks.plots import Bar, Bars, Line, Lines, svg
+from benchmarks.report import Report, Samples, machine
+from transfer.dedup import WAYS
+
+
+def a_suite(folder: Path) -> Path:
+    """A file of the suite with a case of each chart."""
+    here = machine(folder)
+    chunking, push = Report("bench_chunking", here), Report("bench_push", here)
+    for way in WAYS:
+        for name in ("first", "second"):
+            chunking.add(f"{way.name}: {name}", new_mb=10.0)
+    for kind in ("new", "known"):
+        for who in ("push", "bare loop"):
+            rate = Samples((0.5, 0.6))
+            push.add(f"{who}, {kind}", cpu_s_per_gb=Samples((0.6,)), gb_s=rate)
+    push.add("push : bare loop, new", ratio=1.4)
+    push.add("write, O_DIRECT", gb_s=Samples((0.9,)))
+    advice = Report("bench_advice", here)
+    advice.add("as <they> come", second_mb=30.0)
+    advice.add("both", second_mb=12.0)
+    scales = []
+    for n_chunks in (1000, 4000):
+        scale = Report("bench_scale", here)
+        for row in ("push, all chunks new", "push, all chunks known", "push, replica, 26 % new"):
+            scale.add(row, n_chunks=n_chunks, peak_mb=100.0, cpu_us_per_chunk=70.0)
+        scales.append(scale)
+    reports = {"chunking": chunking, "advice": advice, "push": push}
+    reports |= {"scale": scales[1], "scale-tenth": scales[0]}
+    cases = [
+        {"case": name, "reports": [json.loads(report.write(folder / name).read_text())]}
+        for name, report in reports.items()
+    ]
+    document = {"suite": "quick", "ended_at": "now", "load_before": 0.0, "cases": cases}
+    path = folder / "quick.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_each_report_gives_its_charts(tmp_path: Path) -> None:
+    drawn = pictures(read_reports(a_suite(tmp_path)))
+    assert [p.name for p in drawn] == ["dedup", "advice", "push", "cpu", "memory", "growth"]
+    push = drawn[2].chart
+    assert isinstance(push, Bars)
+    assert push.limits == (("disk write", 0.9),)
+    assert [bar.ours for bar in push.bars] == [True, False, True, False]
+    dedup = drawn[0].chart
+    assert isinstance(dedup, Lines)
+    assert dedup.lines[0].ys == (10.0, 20.0)
+
+
+def test_no_reports_give_no_charts() -> None:
+    nothing: dict[str, Written] = {}
+    assert pictures(nothing) == []
+
+
+def test_the_page_stands_alone_and_has_every_chart_and_command(tmp_path: Path) -> None:
+    path, out, figures = a_suite(tmp_path), tmp_path / "report.html", tmp_path / "figures"
+    main([str(path), "--out", str(out), "--figures", str(figures)])
+    text = out.read_text()
+    assert text.count("<svg") == 6 == len(list(figures.glob("*.svg")))
+    addresses = set(re.findall(r'(?:src|href|url)\s*[=(]\s*"?(https?:[^"\s)]+)', text))
+    assert {address for address in addresses if "w3.org" not in address} == set()
+    assert "as &lt;they&gt; come" in text
+    assert "as <they> come" not in text
+    assert "quick suite, ended now" in text
+    for figure in figures.iterdir():
+        ET.parse(figure)
+
+
+def test_the_same_data_give_the_same_drawing() -> None:
+    chart = Bars("GB/s", (Bar("ours", 1.0, ours=True), Bar("other", 2.0)), (("disk", 3.0),))
+    assert svg(chart) == svg(chart)
+    assert "disk 3" in svg(chart)
+    assert "second" in svg(Lines("x", "y", (Line("second", (1.0, 2.0), (3.0, 4.0)),)))
+
+
+def test_the_full_suite_is_preferred(tmp_path: Path) -> None:
+    for name in ("bench_b.json", "quick.json", "full.json"):
+        assert found_files(tmp_path) != [tmp_path / name]
+        (tmp_path / name).write_text("{}")
+        assert found_files(tmp_path) == [tmp_path / name]
+
+
+def test_nothing_measured_says_what_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("benchmarks.draw.OUTPUT_FOLDER", tmp_path)
+    with pytest.raises(SystemExit, match="make bench QUICK=1"):
+        main([])

@@ -281,5 +281,5 @@ def growth(reports: Reports) -> Picture | None:
     )
     chart = Lines("TB of data", "CPU-seconds", tuple(lines))
     return Picture(
-        "growth", "Everything else grows with the number of chunks", says, "scale", chart
+        "growth", "Everything else grows with the number of chunks", says, _largest(reports), chart
     )

@@ -21,7 +21,7 @@ def test_releasing_kv_memory_saves_what_it_takes(tmp_path: Path) -> None:
     found = compare(settings, tmp_path, WEIGHTS_MB, KV_MB, report)
     kept, zeroed, released = (found[setting.name] for setting in settings)
     for number in range(2):
-        saved = kept[number].new_bytes - zeroed[number].new_bytes
+        saved = kept[number].bound_bytes - zeroed[number].bound_bytes  # chunks vary more
         assert saved == pytest.approx(KV_MB * 1e6, abs=2e6)
         assert kept[number].captured_bytes == pytest.approx(zeroed[number].captured_bytes, rel=0.1)
     assert kept[1].captured_bytes - released[1].captured_bytes > 0.9 * KV_MB * 1e6

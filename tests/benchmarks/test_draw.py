@@ -63,6 +63,14 @@ def test_each_report_gives_its_charts(tmp_path: Path) -> None:
     assert dedup.lines[0].ys == (10.0, 20.0)
 
 
+def test_a_chart_is_of_a_case_that_is_there(tmp_path: Path) -> None:
+    reports = read_reports(a_suite(tmp_path))
+    reports["scale-hundredth"] = reports.pop("scale")
+    drawn = pictures(reports)
+    assert {"memory", "growth"} <= {picture.name for picture in drawn}
+    assert {picture.case for picture in drawn} <= set(reports)
+
+
 def test_no_reports_give_no_charts() -> None:
     nothing: dict[str, Written] = {}
     assert pictures(nothing) == []

@@ -48,8 +48,8 @@ SERVERS = (
     Server("fine-tune, 4 of 16 layers", changed_layers=4),
     Server("replica 2", order=2),
     Server("replica 3", order=3),
-    Server("twice the size", size=2.0),
-    Server("its replica", size=2.0, order=1),
+    Server("twice the size", model=3, size=2.0),
+    Server("its replica", model=3, size=2.0, order=1),
     Server("another model", model=2),
     Server("its replica, too", model=2, order=1),
 )

@@ -22,7 +22,7 @@ def test_releasing_kv_memory_saves_what_it_takes(tmp_path: Path) -> None:
     kept, zeroed, released = (found[setting.name] for setting in settings)
     for number in range(2):
         saved = kept[number].bound_bytes - zeroed[number].bound_bytes  # chunks vary more
-        assert saved == pytest.approx(KV_MB * 1e6, abs=2e6)
+        assert saved > 0.7 * KV_MB * 1e6
         assert kept[number].captured_bytes == pytest.approx(zeroed[number].captured_bytes, rel=0.1)
     assert kept[1].captured_bytes - released[1].captured_bytes > 0.9 * KV_MB * 1e6
     assert len(report.rows) == 3
@@ -33,5 +33,5 @@ def test_a_second_replica_shares_its_weights(tmp_path: Path) -> None:
     ((first, second),) = compare([Setting("plain")], tmp_path, 20, 0, report).values()
     assert first.new_bytes > 20e6
     assert second.bound_bytes <= second.new_bytes < first.new_bytes
-    assert second.bound_bytes < first.bound_bytes - 15e6
+    assert second.bound_bytes < first.bound_bytes - 10e6
     assert not list(tmp_path.iterdir())

@@ -111,7 +111,7 @@ def test_of_variants_the_one_that_a_prefetch_takes_is_named(
         (("nothing:1",), ExitCode.NOT_FOUND, "nothing:1"),
         (("a:1", "--member", "b"), ExitCode.NOT_FOUND, "it has main"),
         (("a:1", "--override", "kernel"), ExitCode.INVALID_INPUT, "no rule 'kernel'"),
-        (("a:1", "--fact", "kernel"), ExitCode.INVALID_INPUT, "KEY=VALUE"),
+        (("a:1", "--fact", "kernel"), ExitCode.INVALID_INPUT, "FACT=VALUE"),
     ],
 )
 def test_a_check_that_can_not_be_made_is_told_apart_from_one_that_fails(

@@ -127,9 +127,10 @@ def open_tree(folder: Path, tag: str, rounds: int) -> Opened:
         sizes = [facts.size_bytes for key in keys if (facts := await store.facts(key))]
         n_chunks, n_reads = content.tree.n_chunks, len(plan)
         del content, plan
-        clocks = [StepClock() for _ in range(rounds)]
-        for clock in clocks:
-            await open_once(catalog, digest, clock)
+        clocks = []
+        for _ in range(rounds):
+            clocks.append(StepClock())
+            await open_once(catalog, digest, clocks[-1])
         store.close()
         return Opened(
             n_chunks, n_reads, sum(sizes), _costs(clocks), memory.start_bytes, memory.peak_bytes

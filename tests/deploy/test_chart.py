@@ -1,4 +1,7 @@
-"""The chart: what Helm renders is what Kubernetes takes, and gives nobody more than he needs."""
+"""The chart: what Helm renders is what Kubernetes takes, and gives nobody more than he needs.
+
+Long, because every value set is rendered once and then asked everything.
+"""
 
 from __future__ import annotations
 

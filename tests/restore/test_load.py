@@ -1,4 +1,7 @@
-"""Loading: every byte arrives where it belongs, whichever way it takes; or nothing is kept."""
+"""Loading: every byte arrives where it belongs, whichever way it takes; or nothing is kept.
+
+Long, because every way to a device is asked of one model that is made once.
+"""
 
 from __future__ import annotations
 

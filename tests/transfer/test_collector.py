@@ -1,4 +1,7 @@
-"""A collector at work between any two steps of a push: references never dangle (SPEC.md 11)."""
+"""A collector at work between any two steps of a push: references never dangle (SPEC.md 11).
+
+Long, because all scenarios play in one world, which is most of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pulls: the target is whole or as before, whatever happens on the way."""
+"""Pulls: the target is whole or as before, whatever happens on the way.
+
+Long, because every ending of a pull is asked of the same targets; going on is in `test_resume`.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MAX_PARTS_BYTES = 64 * 1024 * 1024
+MAX_PARTS_BYTES = 48 * 1024 * 1024
+"""With an interpreter and the SDK of 75 MB, a push stays under 150 MB beside its buffers."""
 
 
 class PartMemory:

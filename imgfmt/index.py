@@ -123,6 +123,21 @@ def merge(segments: Sequence[IndexSegment]) -> IndexSegment:
     )
 
 
+def without(segment: IndexSegment, packs: Sequence[bytes]) -> IndexSegment:
+    """The same but for the entries of these packs."""
+    name_type = f"S{PACK_NAME_BYTES}"
+    names = np.ascontiguousarray(segment.packs).view(name_type).reshape(-1)
+    is_left = ~np.isin(names, np.frombuffer(b"".join(packs), name_type))
+    entries = is_left[segment.entry_pack]
+    number = np.cumsum(is_left, dtype="u4") - np.uint32(1)
+    return IndexSegment(
+        segment.packs[is_left],
+        segment.key[entries],
+        number[segment.entry_pack[entries]],
+        segment.entry_row[entries],
+    )
+
+
 def find(segment: IndexSegment, names: U1) -> tuple[Indices, U4, U2]:
     """Candidates for store names (shape (m, 32)): query row, index into `packs`, row in the pack.
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from snapcask import aio as aio
     from snapcask.api import ImageHandle as ImageHandle
     from snapcask.api import check as check
+    from snapcask.api import gc as gc
     from snapcask.api import init_store as init_store
     from snapcask.api import load as load
     from snapcask.api import load_ranges as load_ranges
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from snapcask.loading import Tensors as Tensors
     from snapcask.requests import MemberSource as MemberSource
     from snapcask.streaming import iter_tensors as iter_tensors
+    from transfer.collect import CollectReport as CollectReport
     from transfer.progress import Progress as Progress
     from transfer.pull import PullReport as PullReport
     from transfer.pull_plan import PullPlan as PullPlan
@@ -74,11 +76,15 @@ _ERRORS = (
     "AccessDenied", "Conflict", "CorruptData", "DoesNotFit", "ErrorKind", "ImageError", "Internal",
     "InvalidImage", "InvalidInput", "NotFound", "OutOfResources", "StoreUnavailable", "Unsupported",
 )  # fmt: skip
+_CALLS = (
+    "ImageHandle", "check", "gc", "init_store", "load", "load_ranges", "load_replicas",
+    "open_image", "plan_pull", "pull", "push", "verify",
+)  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "imgfmt.errors"),
-    **dict.fromkeys(("ImageHandle", "check", "init_store", "load", "load_ranges", "load_replicas",
-                     "open_image", "plan_pull", "pull", "push", "verify"), "snapcask.api"),
+    **dict.fromkeys(_CALLS, "snapcask.api"),
     "Check": "imgfmt.compat",
+    "CollectReport": "transfer.collect",
     "CompatReport": "restore.compat",
     "DeviceFailed": "restore.driver",
     "Digest": "imgfmt.digest",
@@ -104,6 +110,7 @@ _HOMES = {
 __all__ = [
     "AccessDenied",
     "Check",
+    "CollectReport",
     "CompatReport",
     "Conflict",
     "CorruptData",
@@ -138,6 +145,7 @@ __all__ = [
     "__version__",
     "aio",
     "check",
+    "gc",
     "init_store",
     "iter_tensors",
     "load",

@@ -28,6 +28,7 @@ from snapcask.loading import Tensors, load, load_ranges, load_replicas
 from snapcask.requests import MemberSource, PathName, push_request
 from snapcask.stores import StoreName, opened, transfer_config
 from transfer.catalog import init_store as init_catalog
+from transfer.collect import CollectReport, collect, plan_collection
 from transfer.progress import Progress, Silent
 from transfer.pull import PullReport
 from transfer.pull import pull as pull_image
@@ -47,6 +48,7 @@ __all__ = [
     "MemberSource",
     "Tensors",
     "check",
+    "gc",
     "init_store",
     "load",
     "load_ranges",
@@ -266,6 +268,26 @@ async def verify(
             return await verify_all(catalog, config=config, progress=shown)
         digests = [await catalog.resolve(parse_reference(text)) for text in references]
         return await verify_images(catalog, digests, config=config, progress=shown)
+
+
+async def gc(
+    *,
+    store: StoreName | None,
+    history_s: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> CollectReport:
+    """Delete packs and other objects that no reference needs; with `dry_run` only count them.
+
+    What references pointed to within `history_s` seconds stays; by default it is what the store's
+    record says. Safe beside pushes and pulls. If there is anything to delete, it takes as long as a
+    lease of the store may last, an hour by default. Raises Conflict where it runs elsewhere, and
+    CorruptData, InvalidImage or NotFound where it can't be told what is needed.
+    """
+    async with opened(store, write=True) as catalog:
+        if dry_run:
+            return await plan_collection(catalog, history_s)
+        return await collect(catalog, history_s, progress=progress)
 
 
 def _codec(name: str) -> NewChunks:

@@ -60,11 +60,12 @@ async def _unindexed_tables(catalog: Catalog, known: KnownChunks) -> list[PackTa
             except ImageError as error:
                 known.unreadable.add(f"{error}; run `snapcask verify --all`")
 
-    await each(_prefixes(len(indexed)), look, N_LOOKERS)
+    await each(pack_prefixes(len(indexed)), look, N_LOOKERS)
     return tables
 
 
-def _prefixes(n_packs: int) -> Iterator[str]:
+def pack_prefixes(n_packs: int) -> Iterator[str]:
+    """What to list to see all packs of a store that has about so many."""
     if n_packs < LARGE_PACKS:
         yield layout.PACKS
         return

@@ -113,11 +113,11 @@ class Catalog:
         what = f"tree {digest.short}"
         return Tree(await self._digested(layout.tree_key(digest), digest, what), self.named(what))
 
-    async def placement(self, digest: Digest, n_chunks: int) -> Placement:
-        """Where the `n_chunks` chunks of a tree lie."""
+    async def placement(self, digest: Digest, n_chunks: int | None = None) -> Placement:
+        """Where the `n_chunks` chunks of a tree lie; without a number it is not compared."""
         what = self.named(f"placement of tree {digest.short}")
         found = placement.decode(await self.read(layout.placement_key(digest)), what)
-        if found.tree != digest or found.n_chunks != n_chunks:
+        if found.tree != digest or n_chunks not in (None, found.n_chunks):
             raise CorruptData(f"{what} is that of another tree; run `snapcask index rebuild`")
         return found
 

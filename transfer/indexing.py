@@ -75,6 +75,21 @@ async def _replace(catalog: Catalog, keys: list[str]) -> None:
             await catalog.store.delete(key)
 
 
+async def forget_packs(catalog: Catalog, packs: Sequence[bytes]) -> None:
+    """Take the entries of packs that are gone out of the segments that have them."""
+    for facts in await catalog.store.list_objects(layout.INDEX) if packs else ():
+        try:
+            segment = index.decode(await catalog.read(facts.key), catalog.named(facts.key))
+        except ImageError:  # gone or damaged: a hint that nobody can follow
+            continue
+        left = index.without(segment, packs)
+        if len(left.packs) == len(segment.packs):
+            continue
+        if len(left):
+            await write_segment(catalog, left)
+        await catalog.store.delete(facts.key)
+
+
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
     """What `rebuild_index` found. `unreadable`: one line a pack whose table can't be read."""

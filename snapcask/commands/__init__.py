@@ -21,6 +21,7 @@ VERBS = {
     "ls": "List the references of a store.",
     "tag": "Point a reference at an image.",
     "rm": "Delete a reference.",
+    "gc": "Delete what nothing refers to.",
     "diff": "Show how two images differ, and what they share.",
     "verify": "Read images back and check every chunk.",
     "variants": "Make a list of images to choose from by machine.",

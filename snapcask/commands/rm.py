@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(name_tag: str, store: str, as_json: bool, quiet: bool) -> None:
     """Delete the reference NAME:TAG. This frees no bytes.
 
-    What it pointed to stays in the store, named by its digest, until garbage is collected.
+    What it pointed to stays in the store, named by its digest, until `snapcask gc` deletes it.
     """
     from snapcask import render
     from snapcask.running import run

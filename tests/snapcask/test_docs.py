@@ -67,6 +67,7 @@ def test_every_key_of_every_document_is_documented(
         ("store",),
         ("bench", snapshot),
         ("rm", "a:1"),
+        ("gc", "--dry-run"),
     ]
     names = {word for phrase in WORDS for word in phrase.split()}
     for line in lines:

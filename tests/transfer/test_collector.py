@@ -108,8 +108,15 @@ class World:
 
     def collect(self) -> AsyncGenerator[str, None]:
         """The steps of a collector, which `check` lets come to its end."""
-        self.begun.append(Collector(self.store, self.catalog, self.clock).steps())
+        self.collector = Collector(self.store, self.catalog, self.clock)
+        self.begun.append(self.collector.steps())
         return self.begun[-1]
+
+    async def outwait(self) -> None:
+        """Let so much time pass that the latest collector need not wait any more; it is awake."""
+        for _ in range(5):
+            self.clock.advance(TTL_S / 4)
+            await self.collector.renew()
 
     def request(self, kind: str, tag: str = "v1") -> PushRequest:
         """A push that uses again what the reference that is gone has left."""
@@ -149,7 +156,7 @@ class World:
         assert await check_references(self.posix) == expected
         for steps in self.begun:
             await collect_all(steps, self.clock, TTL_S)
-        self.clock.advance(1)
+        self.clock.advance(TTL_S + 1)  # a push that ended may have killed a collector within it
         await collect_all(self.collect(), self.clock, TTL_S)
         await self.check_no_garbage(expected)
 
@@ -257,7 +264,7 @@ def finish_at(world: World, position: int) -> Act:
         if at == 0:
             await advance(steps, "doomed")
             await advance(steps)
-            world.clock.advance(TTL_S + 1)
+            await world.outwait()
         if at == position:
             while await advance(steps):
                 world.clock.advance(TTL_S / 100)
@@ -273,7 +280,7 @@ def finish_step_by_step_from(world: World, position: int) -> Act:
         if at == 0:
             await advance(steps, "doomed")
             await advance(steps)
-            world.clock.advance(TTL_S + 1)
+            await world.outwait()
         if at >= position:
             await anext(steps, "")
 
@@ -367,12 +374,13 @@ def test_no_reference_dangles_wherever_a_collector_meets_a_naming(
 
     async def play(position: int) -> int:
         world = await World(template, folder / f"w{position}").open()
-        act, n_operations = scenario(world, position), 0
+        act, n_operations, in_turn = scenario(world, position), 0, asyncio.Lock()
 
         async def before(operation: str, key: str) -> None:
             nonlocal n_operations
-            n_operations += 1
-            await act(n_operations - 1)
+            async with in_turn:
+                n_operations += 1
+                await act(n_operations - 1)
 
         catalog = Catalog(InterposedStore(world.store, before), world.catalog.record)
         gone = ImageRef(digest=world.gone)

@@ -13,13 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from imgfmt import layout
 from imgfmt.digest import Digest
-from imgfmt.errors import ImageError
+from imgfmt.errors import ImageError, NotFound
 from imgfmt.store_record import NewChunks, StoreRecord
 from tests.transfer.s3.servers import Server
 from tests.transfer.s3.support import QUICK, TRANSPORTS, store_at
+from transfer import naming
 from transfer.buffers import BufferPool
-from transfer.catalog import init_store, open_catalog
+from transfer.catalog import Catalog, init_store, open_catalog
+from transfer.collect import CollectReport, collect
 from transfer.config import TransferConfig
 from transfer.hedge import Hedger
 from transfer.pull import pull
@@ -198,3 +201,42 @@ def test_a_hedged_read_of_a_throttled_server_finishes_and_settles() -> None:
         run(work())
         late = [seen.status for seen in server.seen][-50:]
         assert late.count(503) <= 2
+
+
+async def collect_some(catalog: Catalog) -> CollectReport:
+    """Collect until there is garbage: the server's clock shows seconds, and now is not yet past."""
+    while True:
+        report = await collect(catalog, 0)
+        if report.objects:
+            return report
+
+
+@pytest.mark.s3
+def test_garbage_is_collected_from_a_real_server(seaweedfs: Server, source: Path) -> None:
+    """An image without a reference goes, with its packs; the other one stays whole."""
+    prefix = f"garbage-{secrets.token_hex(4)}/"
+
+    async def work() -> None:
+        store = S3Store(S3Config("bucket", prefix, endpoint=seaweedfs.endpoint))
+        record = StoreRecord(secrets.token_bytes(16), True, pack_bytes=4 * MIB, lease_ttl_s=2)
+        await init_store(store, record)
+        catalog = await open_catalog(store, write=True)
+        (source / "empty").mkdir(exist_ok=True)
+        sources = [DirectorySource("main", str(source))]
+        kept = await push(catalog, PushRequest(sources, reference=("image", "v1")), config=CONFIG)
+        n_packs = len(await store.list_objects(layout.PACKS))
+        other = [DirectorySource("main", str(source / "empty"))]
+        await push(catalog, PushRequest(other, reference=None), config=CONFIG)
+        assert (await collect_some(catalog)).objects == 3
+        await naming.remove(catalog, "image", "v1")
+        assert (await collect(catalog)).packs == 0  # its history needs it
+        report = await collect_some(catalog)
+        assert (report.packs, report.objects) == (n_packs, 3)
+        assert report.needed_bytes == 0
+        for folder in (layout.PACKS, layout.IMAGES, layout.DOOMED, layout.LEASES, layout.INDEX):
+            assert await store.list_objects(folder) == []
+        with pytest.raises(NotFound):
+            await catalog.image(kept.digest)
+        store.close()
+
+    run(work())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -20,6 +20,7 @@ from transfer.threads import Threads
 SLICE_CHUNKS = 64
 """Chunks that one thread checks at a time; a scrub rests in between."""
 
+_READ_BYTES = 1024 * 1024
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FORMATS = {
     EntryType.DIRECTORY: stat.S_IFDIR,
@@ -101,6 +102,51 @@ def wrong_entries(tree: Tree, folders: Sequence[str], paths: Sequence[bytes]) ->
                 if path not in directories or name not in subfolders:
                     wrong.append(path)
     return wrong
+
+
+def filled_holes(tree: Tree, paths: Sequence[bytes]) -> list[tuple[int, int, int]]:
+    """What is not zero between the chunks of files: entry, start, stop. Holes cost a seek each.
+
+    Blocks. A range may have zeros too; of files that can't be read there is none.
+    """
+    found: list[tuple[int, int, int]] = []
+    numbers = np.arange(len(paths))
+    first = np.searchsorted(tree.chunk_entry, numbers, side="left")
+    behind = np.searchsorted(tree.chunk_entry, numbers, side="right")
+    is_file = tree.columns["type"] == EntryType.FILE
+    for index in np.flatnonzero(is_file & (tree.columns["group"] == numbers)).tolist():
+        here = slice(first[index], behind[index])
+        start = tree.chunk_offset[here].astype(np.int64)
+        end = start + tree.chunk_bytes[here].astype(np.int64)
+        begins, stops = np.append(0, end), np.append(start, int(tree.columns["size"][index]))
+        gaps = np.flatnonzero(stops > begins)
+        if len(gaps):
+            ranges = zip(begins[gaps].tolist(), stops[gaps].tolist(), strict=True)
+            found += [(index, *span) for span in _not_zero(paths[index], ranges)]
+    return found
+
+
+def _not_zero(path: bytes, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The parts of these byte ranges of a file that were read and are not zero."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError:
+        return
+    try:
+        for start, stop in ranges:
+            while start < stop:
+                try:
+                    start = os.lseek(descriptor, start, os.SEEK_DATA)
+                except OSError:  # no data from here on
+                    return
+                read = os.pread(descriptor, max(0, min(stop - start, _READ_BYTES)), start)
+                if not read:
+                    break
+                if read.strip(b"\0"):
+                    yield start, start + len(read)
+                start += len(read)
+    finally:
+        os.close(descriptor)
 
 
 def _is_directory(tree: Tree) -> npt.NDArray[np.bool_]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shlex
 import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -225,6 +228,46 @@ def test_bad_names_and_places_are_told(world: World, place: Path) -> None:
     with pytest.raises(NotFound, match="nothing of snapcask"):
         unmount_image(world.cache, str(place))
     assert not is_needed(world.paths, world.tree_of(image))
+
+
+def test_a_place_that_would_hide_the_cache_is_refused(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = world.store.add(snapshot(1))
+    world.warm(image)
+    inside = world.root / "trash"
+    link = place.parent / "link"
+    link.symlink_to(world.root.parent)
+    for at in ("/", str(world.root), str(world.root.parent), str(inside), str(link)):
+        with pytest.raises(InvalidInput, match="would hide the cache"):
+            mount_image(world.cache, world.paths, image, at)
+    monkeypatch.chdir(place)
+    with pytest.raises(InvalidInput, match="no directory to mount at is given"):
+        mount_image(world.cache, world.paths, image, "")
+    assert not is_needed(world.paths, world.tree_of(image))
+
+
+def test_a_mount_that_is_undone_in_a_copied_namespace_keeps_its_tree(
+    world: World, place: Path
+) -> None:
+    image = world.store.add(snapshot(1))
+    world.warm(image)
+    mount_image(world.cache, world.paths, image, str(place))
+    run(
+        "unshare", "-m", "--propagation", "private", sys.executable, "-m", "snapcask", "umount",
+        place, "--cache", world.root, "--allow-root-filesystem",
+    )  # fmt: skip
+    script = f"""
+        from transfer.cache.evict import evict_all
+        from transfer.cache.layout import CacheRoot
+        evict_all(CacheRoot({str(world.root)!r}, allow_root_filesystem=True))
+    """
+    command = ["unshare", "-m", sys.executable, "-c", textwrap.dedent(script)]
+    run("unshare", "-m", "--propagation", "private", "sh", "-c",
+        f"umount {place} && exec {shlex.join(command)}")  # fmt: skip
+    assert contents(place) == expected(snapshot(1))
+    unmount_image(world.cache, str(place))
+    assert pins_of(world.paths, world.tree_of(image), ()) == []
 
 
 @pytest.mark.slow

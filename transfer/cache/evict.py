@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from imgfmt.digest import Digest
-from imgfmt.errors import InvalidInput
+from imgfmt.errors import Conflict, InvalidInput
 from transfer.cache.disks import MAIN, ByDisk, free_of
 from transfer.cache.durable import remove_file, sync_folder
 from transfer.cache.flights import OwnFlight, reserved
@@ -17,12 +17,15 @@ from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
 from transfer.cache.share import can_clone
 from transfer.cache.trash import discard_at, domain_roots, empty_trash
-from transfer.cache.unfinished import drop_partial, unfinished
+from transfer.cache.unfinished import drop_partial, partial_bytes, unfinished
 from transfer.cache.usage import MOUNT_PIN, exclusive_bytes, held_bytes, pins_of, used_ns
 from transfer.filesystems import sync_filesystem
 from transfer.mounts import mounts
+from transfer.oserrors import printable
 
 _FREEING_S = 1.0
+_UNCOUNTED_BYTES = 16 << 20
+"""With an eighth: directories and the ends of many small files, which no size of a tree counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,36 @@ def make_room(
     keep: frozenset[Digest] = frozenset(),
     own: OwnFlight | None = None,
 ) -> list[Evicted]:
-    """Remove trees until these bytes are free beside what flights but `own` have reserved."""
+    """Remove trees until these bytes are free beside what flights but `own` have reserved.
+
+    Nothing is removed where that would not do.
+    """
     taken, roots = reserved(cache.path, own), cache.roots()
     short = {
         disk: n_bytes + taken.get(disk, 0) - free_of(roots[disk])[0]
         for disk, n_bytes in needed.items()
         if disk in roots
     }
+    if not any(n_bytes > 0 for n_bytes in short.values()):
+        return []
+    if _short(short, _removable(cache, keep)):
+        return []
     return _evict(cache, keep, lambda freed: _short(short, freed))
+
+
+def _removable(cache: CacheRoot, keep: frozenset[Digest]) -> ByDisk:
+    """Bytes on each disk that go if everything goes that may, at the most."""
+    found: Counter[bytes] = Counter()
+    shares = shares_blocks(cache)
+    for paths, _ in cache.domains():
+        trees = paths.listed("marks")
+        staying = [tree for tree in trees if tree in keep or is_needed(paths, tree)]
+        found.update(held_bytes(paths, trees, shares=shares))
+        found.subtract(held_bytes(paths, staying, shares=shares))
+    for paths, tree, _ in unfinished(cache):
+        if tree not in keep:
+            found.update(partial_bytes(cache, paths, tree))
+    return {disk: n_bytes + n_bytes // 8 + _UNCOUNTED_BYTES for disk, n_bytes in found.items()}
 
 
 def apply_watermarks(
@@ -236,7 +261,25 @@ def remove_complete(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> bool:
 def remove_image(
     cache: CacheRoot, paths: DomainPaths, image: Digest, trees: frozenset[Digest]
 ) -> list[Evicted]:
-    """Remove an image, and those of its `trees` that nobody needs and no other image here has."""
+    """Remove an image, and its `trees`, which no other image here has.
+
+    Raises Conflict where one is pinned or mounted: without the image nobody could unpin it.
+    """
+    mounted = [(found.volume, found.tree) for found in mounts()]
+    for tree in sorted(trees):
+        at = [found.directory for found in mounts() if found.tree == tree.hex]
+        if at:
+            raise Conflict(
+                f"image {image.short} is mounted at {printable(at[0])}; unmount it first"
+            )
+        for name in pins_of(paths, tree, mounted):
+            if name.startswith(MOUNT_PIN):
+                raise Conflict(
+                    f"image {image.short} is mounted elsewhere, by pin {name}; unmount it there"
+                )
+            raise Conflict(
+                f"image {image.short} is pinned by {name}; `snapcask cache unpin --id {name}` first"
+            )
     remove_file(paths.image(image))
     shares = shares_blocks(cache)
     removed = []

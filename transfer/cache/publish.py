@@ -7,14 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 
 from imgfmt.digest import Digest
-from imgfmt.errors import Conflict, CorruptData, NotFound, Unsupported
+from imgfmt.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from imgfmt.image import Member
 from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
 from transfer.cache.locks import Lock, lock
 from transfer.cache.merged import merged
 from transfer.cache.owners import is_sound, read_mark
 from transfer.cache.places import missing_part, part_folders
-from transfer.cache.usage import MOUNT_PIN, add_pin, new_pin, remove_pin, touch, volume_id
+from transfer.cache.usage import (
+    MOUNT_PIN,
+    add_pin,
+    new_pin,
+    remove_mount_pin,
+    remove_pin,
+    touch,
+    volume_id,
+)
 from transfer.cache.warm import local_image
 from transfer.mounts import Mounted, mount_tree, mounts, unmount
 from transfer.oserrors import printable, translate
@@ -37,8 +45,9 @@ def mount_image(
 
     The only member, or the one named, is the directory; else each is a subdirectory of its name,
     which is made. Raises NotFound unless it is all in the cache; then nothing is mounted.
+    InvalidInput for a directory that would hide the cache or lies in it.
     """
-    directory = os.path.realpath(directory)
+    directory = _place(cache, directory)
     members = choose_members(local_image(paths, digest), digest, member)
     volume = volume or volume_id()
     done: list[Mounted] = []
@@ -51,6 +60,21 @@ def mount_image(
             _undo(cache, mounted)
         raise
     return done
+
+
+def _place(cache: CacheRoot, directory: str) -> str:
+    """The directory without links. Raises InvalidInput where nothing may be mounted."""
+    if not directory:
+        raise InvalidInput("no directory to mount at is given")
+    place = os.path.realpath(directory)
+    for root in cache.roots().values():
+        own = os.path.realpath(root)
+        if os.path.commonpath((place, own)) in (place, own):
+            raise InvalidInput(
+                f"a mount at {printable(directory)} would hide the cache at {printable(root)} or"
+                " parts of it; mount somewhere else"
+            )
+    return place
 
 
 def _places(
@@ -107,7 +131,7 @@ def mount_one(
         except BaseException:
             remove_pin(paths, tree, pin_id)
             raise
-    touch(paths, tree)
+        touch(paths, tree)
 
 
 def _reading(paths: DomainPaths, tree: Digest) -> Lock:
@@ -152,4 +176,4 @@ def _undo(cache: CacheRoot, mounted: Mounted) -> None:
     tree = digest_named(mounted.tree)
     if tree is not None:
         for paths, _ in cache.domains():
-            remove_pin(paths, tree, MOUNT_PIN + mounted.volume)
+            remove_mount_pin(paths, tree, mounted.volume)

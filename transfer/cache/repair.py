@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError
-from transfer.cache.damage import add_damage, clear_damage, damaged_trees, mark_damage, read_damage
+from transfer.cache.damage import add_damage, clear_damage, mark_damage, read_damage
 from transfer.cache.demote import build_again, demote, rebuild_if_wrong
 from transfer.cache.durable import replace_file
 from transfer.cache.layout import CacheRoot, DomainPaths
@@ -24,7 +24,7 @@ from transfer.cache.places import TreeFiles, files_of, missing_part
 from transfer.cache.records import MAX_DAMAGED
 from transfer.cache.share import Sharer, join_runs
 from transfer.catalog import Catalog
-from transfer.checking import bad_chunks, wrong_entries
+from transfer.checking import bad_chunks, filled_holes, wrong_entries
 from transfer.config import TransferConfig
 from transfer.execute import Executor, Strict
 from transfer.filesystems import sync_filesystem
@@ -59,7 +59,10 @@ async def settle_doubtful(
             if await threads.run(rebuild_if_wrong, cache, paths, tree):
                 changed = True
             else:
-                changed |= tree in await mend(cache, paths, catalog, threads, config)
+                found = await mend(paths, [tree], catalog, threads, config)
+                for error in found.failed.values():
+                    raise error
+                changed |= tree in found.sound
     return changed
 
 
@@ -82,6 +85,7 @@ async def read_again(cache: CacheRoot, paths: DomainPaths, tree: Digest, threads
         except ImageError:
             await run(demote, cache, paths, tree, None, None)
             return True
+        await run(_zero_holes, files)
         wrong = await run(wrong_entries, found, files.folders, files.names)
         every = np.arange(found.n_chunks, dtype=np.int64)
         bad = await bad_chunks(found, files.names, every, threads)
@@ -96,49 +100,78 @@ async def read_again(cache: CacheRoot, paths: DomainPaths, tree: Digest, threads
     return True
 
 
-async def mend(
-    cache: CacheRoot,
-    paths: DomainPaths,
-    catalog: Catalog,
-    threads: Threads,
-    config: TransferConfig,
-) -> list[Digest]:
-    """Mend the marked trees of a domain; returns those that are sound again.
-
-    A chunk is fetched for the first tree that has it, and shared from there to the others.
-    """
-    run = threads.run
-    mended: list[Digest] = []
-    good: _Good = {}
-    for digest in await run(damaged_trees, paths):
-        held = await run(lock, paths.lock(digest), shared=True, wait=False)
-        if held is None:
-            continue
-        with held:
-            if not await run(_has_all_parts, paths, digest):
-                continue  # the next `warm` builds it again
-            numbers = await run(_doubted, paths, digest)
-            tree = await run(read_object, paths, digest)
-            files = await run(files_of, paths, digest, tree)
-            bad = await bad_chunks(tree, files.names, numbers, threads)
-            await run(_share_good, files, bad, good)
-            left = await bad_chunks(tree, files.names, bad, threads)
-            if len(left):
-                content = await catalog.content(digest)
-                executor = await run(Executor, catalog, [content], threads, config)
-                await executor.read(InPlace(files), left)
-            for folder in files.folders:
-                await run(sync_filesystem, folder)
-            wrong = await run(wrong_entries, tree, files.folders, files.names)
-            if not wrong and not len(await bad_chunks(tree, files.names, bad, threads)):
-                good |= {tree.chunk_digest[n].tobytes(): (files, n) for n in numbers.tolist()}
-                await run(clear_damage, paths, digest)
-                mended.append(digest)
-    return mended
-
-
 _Good = dict[bytes, tuple[TreeFiles, int]]
 """For digests of chunks: the files of a sound tree, and the number of the chunk in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Trees that are sound again, and why others could not be mended."""
+
+    sound: list[Digest]
+    failed: dict[Digest, ImageError]
+
+
+async def mend(
+    paths: DomainPaths,
+    trees: Sequence[Digest],
+    catalog: Catalog | None,
+    threads: Threads,
+    config: TransferConfig,
+) -> Mended:
+    """Mend marked trees of a domain, each as far as it can be, whatever becomes of the others.
+
+    What another of them has right is taken from there, the rest fetched for the first tree that
+    lacks it and shared with the others; without a `catalog` nothing is fetched.
+    """
+    found, good = Mended([], {}), _Good()
+    for source in (None, catalog):
+        for digest in [tree for tree in trees if tree not in found.sound]:
+            try:
+                if await _mend_tree(paths, digest, source, good, threads, config):
+                    found.sound.append(digest)
+                    found.failed.pop(digest, None)
+            except ImageError as error:
+                found.failed[digest] = error
+    return found
+
+
+async def _mend_tree(
+    paths: DomainPaths,
+    digest: Digest,
+    catalog: Catalog | None,
+    good: _Good,
+    threads: Threads,
+    config: TransferConfig,
+) -> bool:
+    """Says whether the tree is sound again; what it has is `good` for others then."""
+    run = threads.run
+    held = await run(lock, paths.lock(digest), shared=True, wait=False)
+    if held is None:
+        return False
+    with held:
+        if not await run(_has_all_parts, paths, digest):
+            return False  # the next `warm` builds it again
+        numbers = await run(_doubted, paths, digest)
+        tree = await run(read_object, paths, digest)
+        files = await run(files_of, paths, digest, tree)
+        await run(_zero_holes, files)
+        bad = await bad_chunks(tree, files.names, numbers, threads)
+        await run(_share_good, files, bad, good)
+        left = await bad_chunks(tree, files.names, bad, threads)
+        if len(left) and catalog is not None:
+            content = await catalog.content(digest)
+            executor = await run(Executor, catalog, [content], threads, config)
+            await executor.read(InPlace(files), left)
+        for folder in files.folders:
+            await run(sync_filesystem, folder)
+        if await run(wrong_entries, tree, files.folders, files.names):
+            return False
+        if len(await bad_chunks(tree, files.names, bad, threads)):
+            return False
+        good |= {tree.chunk_digest[n].tobytes(): (files, n) for n in numbers.tolist()}
+        await run(clear_damage, paths, digest)
+    return True
 
 
 def _has_all_parts(paths: DomainPaths, digest: Digest) -> bool:
@@ -167,10 +200,13 @@ class InPlace(Strict):
             with self.opened(number) as descriptor:
                 write_all(descriptor, [view], int(self._tree.chunk_offset[number]))
 
-    @contextlib.contextmanager
-    def opened(self, number: int) -> Iterator[int]:
+    def opened(self, number: int) -> contextlib.AbstractContextManager[int]:
         """The file that has a chunk, to be written to; its times stay as they are."""
-        entry = int(self._tree.chunk_entry[number])
+        return self.opened_entry(int(self._tree.chunk_entry[number]))
+
+    @contextlib.contextmanager
+    def opened_entry(self, entry: int) -> Iterator[int]:
+        """The file of an entry, likewise."""
         name = self._names[entry]
         try:
             before = os.stat(name, follow_symlinks=False)
@@ -185,6 +221,14 @@ class InPlace(Strict):
                 os.close(descriptor)
         except OSError as error:
             raise translate(error, printable(name)) from error
+
+
+def _zero_holes(files: TreeFiles) -> None:
+    """Make zero what has to be."""
+    sink = InPlace(files)
+    for entry, start, stop in filled_holes(files.tree, files.names):
+        with sink.opened_entry(entry) as descriptor:
+            write_all(descriptor, [memoryview(bytes(stop - start))], start)
 
 
 def _share_good(files: TreeFiles, bad: Numbers, good: _Good) -> None:
@@ -224,6 +268,8 @@ async def find_damage(
     tree = await run(read_object, paths, digest)
     files = await run(files_of, paths, digest, tree)
     wrong = await run(wrong_entries, tree, files.folders, files.names)
+    filled = await run(filled_holes, tree, files.names)
+    wrong += dict.fromkeys(tree.path(entry) for entry, _, _ in filled)
     bad = await bad_chunks(tree, files.names, np.arange(tree.n_chunks, dtype=np.int64), threads)
     if not len(bad):
         if wrong:

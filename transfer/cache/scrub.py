@@ -130,14 +130,14 @@ async def _mend_all(
     for paths, record in cache.domains():
         damaged = await threads.run(damaged_trees, paths)
         if open_store is not None and damaged:
-            mended += await _mend(cache, paths, record.url, open_store, threads, config, problems)
+            mended += await _mend(paths, damaged, record.url, open_store, threads, config, problems)
         left += len(await threads.run(damaged_trees, paths))
     return mended, left
 
 
 async def _mend(
-    cache: CacheRoot,
     paths: DomainPaths,
+    damaged: Sequence[Digest],
     url: str,
     open_store: OpenStore,
     threads: Threads,
@@ -146,7 +146,9 @@ async def _mend(
 ) -> list[Digest]:
     try:
         async with open_store(url) as catalog:
-            return await mend(cache, paths, catalog, threads, config)
+            found = await mend(paths, damaged, catalog, threads, config)
     except ImageError as error:
         problems.append(f"not mended: {error}")
-        return []
+        found = await mend(paths, damaged, None, threads, config)
+    problems += [f"tree {tree.short} was not mended: {why}" for tree, why in found.failed.items()]
+    return found.sound

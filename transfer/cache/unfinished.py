@@ -38,21 +38,36 @@ def drop_partial(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[
     if held is None:
         return None
     with held:
-        wanted = _marked(paths, tree)
         removed = False
         freed: Counter[bytes] = Counter()
-        for disk_id, root, of_disk in _disks(cache, paths):
-            folders = [of_disk.partial(tree)]
-            if disk_id not in wanted:
-                folders.append(of_disk.tree(tree))
-            for folder in filter(os.path.isdir, folders):
-                freed[disk_id] += disk_bytes(folder)
-                discard_at(root, folder)
-                removed = True
+        for disk_id, root, folder in _folders(cache, paths, tree):
+            freed[disk_id] += disk_bytes(folder)
+            discard_at(root, folder)
+            removed = True
         removed |= remove_file(paths.journal(tree))
-        if not wanted:
+        if not _marked(paths, tree):
             remove_file(paths.places(tree))
     return freed if removed else None
+
+
+def partial_bytes(cache: CacheRoot, paths: DomainPaths, tree: Digest) -> Counter[bytes]:
+    """What `drop_partial` would free on each disk."""
+    found: Counter[bytes] = Counter()
+    for disk_id, _, folder in _folders(cache, paths, tree):
+        found[disk_id] += disk_bytes(folder)
+    return found
+
+
+def _folders(
+    cache: CacheRoot, paths: DomainPaths, tree: Digest
+) -> Iterator[tuple[bytes, str, str]]:
+    """Disk, its path, and each folder of the tree that does not belong to a complete one."""
+    wanted = _marked(paths, tree)
+    for disk_id, root, of_disk in _disks(cache, paths):
+        folders = [of_disk.partial(tree)]
+        if disk_id not in wanted:
+            folders.append(of_disk.tree(tree))
+        yield from ((disk_id, root, folder) for folder in folders if os.path.isdir(folder))
 
 
 def _disks(cache: CacheRoot, paths: DomainPaths) -> list[tuple[bytes, str, DomainPaths]]:

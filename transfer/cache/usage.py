@@ -64,6 +64,20 @@ def remove_pin(paths: DomainPaths, tree: Digest, pin_id: str) -> bool:
     return removed
 
 
+def remove_mount_pin(paths: DomainPaths, tree: Digest, volume: str) -> None:
+    """The mount `volume` was undone here; its pin stays if it was made in another mount namespace.
+
+    There it may stand still: this one may be a copy.
+    """
+    raw = read_file(os.path.join(paths.pins(tree), MOUNT_PIN + volume))
+    with contextlib.suppress(ImageError):
+        if raw is not None:
+            pin = Pin.decode(raw, f"pin of volume {volume}")
+            if pin.boot == boot_id() and pin.namespace != namespace_id():
+                return
+    remove_pin(paths, tree, MOUNT_PIN + volume)
+
+
 def new_pin(reason: str, *, directory: str = "") -> Pin:
     """A pin made now; that of a mount at `directory` if there is one."""
     if not directory:

@@ -162,8 +162,10 @@ def test_a_tree_with_a_part_on_a_missing_disk_is_not_used_and_is_built_again(
             world.disks = ()
     world.reopen()
     assert not is_sound(world.paths, tree, world.cache.session)
+    at = tmp_path / "at"
+    at.mkdir()
     with pytest.raises(NotFound, match=r"has files on disk .*, which is not there"):
-        mount_image(world.cache, world.paths, image, str(tmp_path))
+        mount_image(world.cache, world.paths, image, str(at))
     digests = world.store.content(tree).tree.chunk_digest
     assert find_donors(world.paths, world.cache.session, digests, but=frozenset()) == []
     found = scrubbed(world)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imgfmt.digest import Digest
-from imgfmt.errors import InvalidInput, OutOfResources
+from imgfmt.errors import Conflict, InvalidInput, OutOfResources
 from tests.filesystems import Disk
 from tests.transfer.cache.support import World, snapshot
 from tests.transfer.fixture_store import MIB, Node, contents, noise
@@ -22,6 +22,7 @@ from transfer.cache.evict import (
     evict_all,
     free_bytes,
     make_room,
+    remove_image,
     size_bytes,
 )
 from transfer.cache.listing import list_cache
@@ -111,6 +112,33 @@ def test_a_tree_that_would_free_nothing_stays_while_another_would(
     assert [e.tree for e in evicted] == [trees[2]]
     freed = [e.freed_bytes for e in evict_all(world.cache)]
     assert freed == [0, 4 * MIB]
+
+
+def test_nothing_goes_where_all_of_it_would_not_do(world: World) -> None:
+    trees = fill(world, 3)
+    free, whole = free_bytes(world.cache)
+    assert make_room(world.cache, {MAIN: whole}) == []
+    assert there(world, trees) == [True, True, True]
+    partial = Path(world.paths.partial(Digest(bytes(32))))
+    partial.mkdir()
+    (partial / "a").write_bytes(noise(MIB))
+    assert make_room(world.cache, {MAIN: whole}) == []
+    assert partial.exists()
+    assert make_room(world.cache, {MAIN: free + MIB}) != []
+
+
+def test_an_image_that_is_pinned_or_mounted_is_not_removed(world: World) -> None:
+    image = world.store.add({b"a": Node(noise(MIB))})
+    world.warm(image)
+    tree = world.tree_of(image)
+    for pin_id, said in (("ci", "unpin --id ci"), ("mount-v", "mounted elsewhere, by pin mount-v")):
+        add_pin(world.paths, tree, pin_id, new_pin("kept"), fsync=True)
+        with pytest.raises(Conflict, match=said):
+            remove_image(world.cache, world.paths, image, frozenset({tree}))
+        assert world.paths.listed("images") == [image]
+        remove_pin(world.paths, tree, pin_id)
+    assert len(remove_image(world.cache, world.paths, image, frozenset({tree}))) == 1
+    assert world.paths.listed("images") == []
 
 
 def test_what_is_pinned_stays(world: World) -> None:

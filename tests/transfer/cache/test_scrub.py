@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from imgfmt import layout
 from imgfmt.digest import Digest
 from imgfmt.errors import CorruptData
 from tests.filesystems import Disk, run
@@ -28,6 +29,8 @@ from transfer.catalog import Catalog, open_catalog
 
 Make = Callable[[Path], World]
 OFFSET = 1_000_000  # in what all snapshots share
+HOLE_OFFSET = 2_500_000
+OWN_OFFSET = 3_500_000  # in what each has alone
 
 
 @asynccontextmanager
@@ -109,13 +112,13 @@ def test_all_trees_are_marked_though_one_is_read(world: World) -> None:
     assert len(report.marked) == 2
 
 
-def spoil(path: Path) -> None:
+def spoil(path: Path, offset: int = OFFSET) -> None:
     """Change a byte of a file; its times stay."""
     before = path.stat()
     with path.open("r+b") as file:
-        file.seek(OFFSET)
+        file.seek(offset)
         byte = file.read(1)
-        file.seek(OFFSET)
+        file.seek(offset)
         file.write(bytes([byte[0] ^ 1]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
@@ -158,14 +161,53 @@ def test_a_mounted_tree_is_mended_in_place(xfs: Disk, make_world: Make) -> None:
 
 
 def test_without_its_store_the_damage_stays_marked(world: World) -> None:
-    image = replicas(world)[0]
-    tree = world.tree_of(image)
+    trees = [world.tree_of(image) for image in replicas(world)]
     shutil.rmtree(world.store.root)
-    spoil(world.tree_of_path(tree) / "pages-1.img")
+    for tree in trees:
+        spoil(world.tree_of_path(tree) / "pages-1.img")
     report = scrubbed(world)
     assert not report.sound
     assert any("not mended" in problem for problem in report.problems)
-    assert read_damage(world.paths, tree) is not None
+    assert read_damage(world.paths, trees[0]) is not None
+
+
+def test_what_another_tree_has_right_is_taken_from_there_without_the_store(world: World) -> None:
+    folder = world.tree(replicas(world)[1])
+    shutil.rmtree(world.store.root)
+    spoil(folder / "pages-1.img")
+    assert scrubbed(world).sound
+    assert contents(folder) == expected(snapshot(2, mib=4))
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+def test_a_tree_that_lacks_a_file_does_not_hinder_those_that_share_its_chunks(
+    world: World, with_store: bool
+) -> None:
+    broken, sound = replicas(world)
+    (world.tree(broken) / "pages-1.img").unlink()
+    trees = [world.tree_of(broken), world.tree_of(sound)]
+    if not with_store:
+        shutil.rmtree(world.store.root)
+    report = scrubbed(world)
+    assert not report.sound
+    assert damaged_trees(world.paths) == [trees[0]]
+    assert is_sound(world.paths, trees[1], world.cache.session)
+
+
+def test_a_tree_that_its_store_has_lost_does_not_hinder_another_from_being_mended(
+    world: World,
+) -> None:
+    lost, other = replicas(world)
+    for image in (lost, other):
+        spoil(world.tree(image) / "pages-1.img", OWN_OFFSET)
+    (world.store.root / layout.tree_key(world.tree_of(lost))).unlink()
+    scrubbed(world, mend=False)
+    assert world.warm(other).built == 0
+    assert contents(world.tree(other)) == expected(snapshot(2, mib=4))
+    spoil(world.tree(other) / "pages-1.img", OWN_OFFSET)
+    report = scrubbed(world)
+    assert report.mended == (world.tree_of(other),)
+    assert any(world.tree_of(lost).short in problem for problem in report.problems)
 
 
 def test_files_that_are_missing_too_many_or_changed_are_told(world: World) -> None:
@@ -185,6 +227,16 @@ def test_files_that_are_missing_too_many_or_changed_are_told(world: World) -> No
     assert is_sound(world.paths, world.tree_of(image), world.cache.session)
 
 
+def test_what_was_written_into_a_hole_is_found_and_mended(world: World) -> None:
+    image = replicas(world)[0]
+    spoil(world.tree(image) / "pages-1.img", HOLE_OFFSET)
+    report = scrubbed(world, mend=False)
+    assert {path for _, path in report.wrong} == {b"pages-1.img"}
+    assert not report.sound
+    assert scrubbed(world).sound
+    assert contents(world.tree(image)) == expected(snapshot(1, mib=4))
+
+
 def test_a_file_that_is_missing_is_built_again_and_the_rest_stays(world: World) -> None:
     image = replicas(world)[0]
     (world.tree(image) / "core-1.img").unlink()
@@ -198,8 +250,8 @@ def test_a_file_that_is_missing_is_built_again_and_the_rest_stays(world: World) 
 def test_a_tree_that_can_not_be_mended_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(*_: object) -> list[Digest]:
-        return []
+    async def nothing(*_: object) -> repair.Mended:
+        return repair.Mended([], {})
 
     image = replicas(world)[0]
     spoil(world.tree(image) / "pages-1.img")

@@ -34,12 +34,13 @@ class CacheOptions:
     disks: tuple[str, ...] = ()
     allow_root_disk: bool = False
 
-    def open(self) -> CacheRoot:
-        """The cache, made if it is new."""
+    def open(self, *, create: bool = False) -> CacheRoot:
+        """The cache; with `create` it is made if it is new. Raises NotFound, InvalidInput."""
         return CacheRoot(
             self.directory,
             allow_root_filesystem=self.allow_root_filesystem,
             disks=[NewDisk(path, self.allow_root_disk) for path in self.disks],
+            create=create,
         )
 
 
@@ -48,7 +49,7 @@ async def opened_both(
     options: CacheOptions, store: str | None
 ) -> AsyncIterator[tuple[CacheRoot, Catalog, DomainPaths]]:
     """The cache, a store, and its security domain."""
-    cache = options.open()
+    cache = options.open(create=True)
     async with opened(store) as catalog:
         yield cache, catalog, domain_of(cache, catalog)
 
@@ -112,7 +113,7 @@ async def locate_fitting(
     except (NotFound, StoreUnavailable) as error:
         if store is None or (parsed.digest is None and parsed.digest_prefix is None):
             raise
-        paths, digest = _without_store(cache, parsed, store, error)
+        paths, digest = without_store(cache, parsed, store, error)
     image = local_image(paths, digest)
     members = choose_members(image, digest, member)
     if picked is None:
@@ -124,9 +125,10 @@ async def locate_fitting(
     return paths, digest, warnings
 
 
-def _without_store(
+def without_store(
     cache: CacheRoot, reference: ImageRef, url: str, error: ImageError
 ) -> tuple[DomainPaths, Digest]:
+    """The one image of a digest in the domain that a store at `url` had; else raises `error`."""
     store = open_store(url)
     try:
         known = store.url, credential_scope(store)

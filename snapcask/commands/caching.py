@@ -136,12 +136,15 @@ def print_verified(report: ScrubReport, *, as_json: bool, quiet: bool) -> None:
             }
         )
         return
-    render.print_lines(f"damaged: {render.one_line(p)} of tree {t.short}" for t, p in report.wrong)
+    wrong = [(tree, path) for tree, path in report.wrong if path]  # else all of it is missing
+    render.print_lines(f"damaged: {render.one_line(p)} of tree {t.short}" for t, p in wrong)
     render.print_lines(f"mended: tree {tree.short}" for tree in report.mended)
     render.warn(report.problems)
     if not quiet:
-        verdict = "all is well" if report.sound else "some stays damaged"
+        verdict = "all is well" if report.sound else "some stays damaged or missing"
         print(f"{verdict}: {report.trees} trees, {render.human_bytes(report.n_bytes)} read")
+        if not report.sound:
+            print("to mend: unmount the image and `snapcask prefetch` it, which builds it again")
 
 
 def listing_document(listed: CacheListing) -> dict[str, Any]:

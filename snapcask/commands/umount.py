@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 @quiet_option
 def command(directory: str, cache: CacheOptions, as_json: bool, quiet: bool) -> None:
     """Unmount what `snapcask mount` mounted at DIR."""
+    from imgfmt.errors import ImageError
     from snapcask import render
     from transfer.cache.publish import unmount_image
 
-    found = unmount_image(cache.open(), directory)
+    opened, problem = None, ""
+    try:
+        opened = cache.open()
+    except ImageError as error:
+        problem = f"{error}; what was mounted stays in the cache until the machine starts again"
+    found = unmount_image(opened, directory)
+    if problem and not quiet:
+        render.warn([problem])
     if as_json:
         render.print_json({"unmounted": [one.directory for one in found]})
     elif not quiet:

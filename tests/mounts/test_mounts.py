@@ -124,6 +124,23 @@ def test_several_members_are_directories(world: World, place: Path) -> None:
     assert not is_needed(world.paths, trees[0])
 
 
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_a_link_or_file_in_the_place_of_a_member_is_refused_and_nothing_stays(
+    world: World, place: Path, tmp_path: Path, what: str
+) -> None:
+    image = world.store.add_image(*[world.store.add_tree(snapshot(seed)) for seed in (1, 2)])
+    world.warm(image)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    in_the_way = place / "rank-1"
+    in_the_way.symlink_to(elsewhere) if what == "link" else in_the_way.touch()
+    with pytest.raises(InvalidInput, match="rank-1 is in the way"):
+        mount_image(world.cache, world.paths, image, str(place))
+    assert os.listdir(place) == ["rank-1"]
+    assert os.listdir(elsewhere) == []
+    assert not [m for m in mounts.mounts() if m.directory.startswith(str(place))]
+
+
 def test_one_member_is_the_directory(world: World, place: Path) -> None:
     image = world.store.add_image(*[world.store.add_tree(snapshot(seed)) for seed in (1, 2)])
     world.warm(image)

@@ -137,8 +137,7 @@ def test_another_user_s_scope_sees_no_hit(
 def test_pins_keep_an_image_until_it_is_unpinned(call: Call, cache: Path, pushed: str) -> None:
     call("prefetch", "a:1")
     assert len(call("cache", "pin", pushed[:20], "--json").document["pinned"]) == 1
-    assert call("cache", "rm", "a:1", "--json").document["removed"] == []
-    call("prefetch", "a:1")
+    assert call("cache", "rm", "a:1").code == ExitCode.CONFLICT
     assert call("cache", "unpin", "a:1").code == 0
     assert len(call("cache", "rm", "a:1", "--json").document["removed"]) == 1
     listed = call("cache", "ls", "--json").document
@@ -171,7 +170,47 @@ def test_verify_finds_and_mends(call: Call, cache: Path, pushed: str, snapshot: 
     assert path.read_bytes() == (snapshot / "pages.img").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [("cache", "ls"), ("cache", "verify"), ("cache", "prune"), ("cache", "rm", "a:1"),
+     ("mount", "a:1", ".")],
+)  # fmt: skip
+def test_verbs_that_only_look_make_no_cache(
+    call: Call, cache: Path, pushed: str, line: tuple[str, ...]
+) -> None:
+    found = call(*line)
+    assert found.code == ExitCode.NOT_FOUND
+    assert f"there is no cache at {cache}; `snapcask prefetch` makes one" in found.err
+    assert not cache.exists()
+
+
+def test_rm_refuses_a_pinned_image_and_says_how_to_unpin_it(
+    call: Call, cache: Path, pushed: str
+) -> None:
+    call("prefetch", "a:1")
+    call("cache", "pin", "a:1", "--id", "ci")
+    refused = call("cache", "rm", "a:1")
+    assert refused.code == ExitCode.CONFLICT
+    assert "pinned by ci; `snapcask cache unpin --id ci` first" in refused.err
+    call("cache", "unpin", "a:1", "--id", "ci")
+    assert call("cache", "rm", "a:1").code == 0
+
+
+@pytest.mark.root
+def test_umount_needs_no_cache(call: Call, cache: Path, pushed: str, tmp_path: Path) -> None:
+    call("prefetch", "a:1")
+    at = tmp_path / "at"
+    at.mkdir()
+    assert call("mount", "a:1", at).code == 0
+    cache.rename(tmp_path / "moved")
+    found = call("umount", at)
+    assert (found.code, found.out) == (0, f"{at}\n")
+    assert "stays in the cache until the machine starts again" in found.err
+    assert not at.is_mount()
+
+
 def test_what_is_not_there_is_told(call: Call, cache: Path, pushed: str) -> None:
+    call("prefetch", "a:1")
     for verb in ("pin", "unpin", "rm", "verify"):
         outcome = call("cache", verb, "blake3:0123456789")
         assert outcome.code == ExitCode.NOT_FOUND, verb

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -21,7 +22,8 @@ def make_folder(path: str, what: str, *, on_root: bool, allow: str) -> None:
         if not os.path.isdir(above):
             raise NotFound(f"{what}: {printable(above)} does not exist; make it")
         _check_filesystem(above, what, on_root=on_root, allow=allow)
-        os.mkdir(path, 0o700)
+        with contextlib.suppress(FileExistsError):  # another process may have been first
+            os.mkdir(path, 0o700)
     _check_filesystem(path, what, on_root=on_root, allow=allow)
     check_owner(path, what)
 

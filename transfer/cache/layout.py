@@ -9,16 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from imgfmt.digest import Digest, digest_of
-from imgfmt.errors import Conflict, InvalidInput, NotFound
+from imgfmt.errors import Conflict, InvalidImage, InvalidInput, NotFound
 from transfer.cache.disks import MAIN, Disk, Disks, NewDisk, open_disks
-from transfer.cache.durable import read_file, replace_file, sync_folder
+from transfer.cache.durable import TEMPORARY, read_file, replace_file, sync_folder
 from transfer.cache.folders import make_folder
+from transfer.cache.locks import waited
 from transfer.cache.records import CacheRecord, DomainRecord
 from transfer.oserrors import printable, translate
 from transfer.session import session_of
 
 DEFAULT_ROOT = "/var/lib/snapcask"
 
+_RECORD = "cache.msgpack"
+_PLAN_LOCK = "plan.lock"
+_FOLDERS = ("empty", "trash", "domains")
 _DOMAIN_FOLDERS = (
     "images", "objects", "owners", "trees", "marks", "damage", "used", "pins", "partial", "locks",
     "flights", "places",
@@ -115,7 +119,7 @@ class DomainPaths:
     @property
     def plan_lock(self) -> str:
         """Held while a plan is made; one for all domains, which share the space."""
-        return os.path.join(self.root, "plan.lock")
+        return os.path.join(self.root, _PLAN_LOCK)
 
     def listed(self, kind: str) -> list[Digest]:
         """The digests that are names in one of the domain's folders, ascending."""
@@ -141,7 +145,8 @@ class CacheRoot:
     """The directory of a cache, opened and checked. `session` is that of its filesystem.
 
     `disks` are the further disks that it has, among them those of the argument `disks`, which are
-    added where they are new. Those that do not count are warned of.
+    added where they are new. Those that do not count are warned of. Without `create` there must be
+    a cache, else it raises NotFound.
     """
 
     def __init__(
@@ -150,9 +155,12 @@ class CacheRoot:
         *,
         allow_root_filesystem: bool = False,
         disks: Sequence[NewDisk] = (),
+        create: bool = True,
     ) -> None:
         self.path = os.path.realpath(path)
         self.shown = printable(self.path)
+        if not create and not os.path.lexists(os.path.join(self.path, _RECORD)):
+            raise NotFound(f"there is no cache at {self.shown}; `snapcask prefetch` makes one")
         try:
             cache_id = self._make(allow_root_filesystem=allow_root_filesystem)
             there = os.stat(self.path)
@@ -170,21 +178,42 @@ class CacheRoot:
         what = f"cache {self.shown}"
         on_root, allow = allow_root_filesystem, "--allow-root-filesystem"
         make_folder(self.path, what, on_root=on_root, allow=allow)
-        record_path = os.path.join(self.path, "cache.msgpack")
+        record_path = os.path.join(self.path, _RECORD)
         raw = read_file(record_path)
+        if raw is None and self._is_free():
+            with waited(os.path.join(self.path, _PLAN_LOCK)):
+                raw = read_file(record_path)  # another process may have been first
+                if raw is None:
+                    return self._begin(record_path)
+        raw = raw or read_file(record_path)
         if raw is None:
-            names = set(os.listdir(self.path)) - {"lost+found"}
-            if names - {"empty", "trash", "domains"} and not all(n[:5] == ".new-" for n in names):
-                raise InvalidInput(
-                    f"cache {self.shown} is no cache and not empty; name another directory"
-                )
-            for name in ("empty", "trash", "domains"):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(os.path.join(self.path, name), 0o755 if name == "empty" else 0o700)
-            record = CacheRecord(os.urandom(16))
-            replace_file(record_path, [record.encode()], fsync=True)
-            return record.id
-        return CacheRecord.decode(raw, f"record of {what}").id
+            raise InvalidInput(
+                f"cache {self.shown} is no cache and not empty; name another directory"
+            )
+        try:
+            record = CacheRecord.decode(raw, f"record of {what}")
+        except InvalidImage as error:
+            raise InvalidImage(
+                f"{error}; empty the directory: all in it can be fetched again"
+            ) from error
+        self._make_folders()  # someone may have removed one of them
+        return record.id
+
+    def _is_free(self) -> bool:
+        """Whether a cache can be made here: nothing is there but what was begun of one."""
+        names = set(os.listdir(self.path)) - {"lost+found", _PLAN_LOCK, *_FOLDERS}
+        return all(name.startswith(TEMPORARY) for name in names)
+
+    def _make_folders(self) -> None:
+        for name in _FOLDERS:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.join(self.path, name), 0o755 if name == "empty" else 0o700)
+
+    def _begin(self, record_path: str) -> bytes:
+        self._make_folders()
+        record = CacheRecord(os.urandom(16))
+        replace_file(record_path, [record.encode()], fsync=True)
+        return record.id
 
     def roots(self) -> dict[bytes, str]:
         """Paths of the main disk and of the further ones that count, by their ids. Blocks."""

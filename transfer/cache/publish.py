@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 
@@ -51,13 +53,19 @@ def mount_image(
     members = choose_members(local_image(paths, digest), digest, member)
     volume = volume or volume_id()
     done: list[Mounted] = []
+    made: list[str] = []
     try:
         for at, own_volume, tree in _places(members, directory, volume):
+            if len(members) > 1 and _make_place(at):
+                made.append(at)
             mount_one(cache, paths, tree, at, own_volume)
             done.append(Mounted(own_volume, tree.hex, at))
     except BaseException:
         for mounted in reversed(done):
             _undo(cache, mounted)
+        for at in made:
+            with contextlib.suppress(OSError):
+                os.rmdir(at)
         raise
     return done
 
@@ -82,15 +90,26 @@ def _places(
 ) -> list[tuple[str, str, Digest]]:
     if len(members) == 1:
         return [(directory, volume, members[0].tree)]
-    places = []
-    for i, member in enumerate(members):
-        at = os.path.join(directory, member.name.replace("/", "+"))
-        try:
-            os.makedirs(at, exist_ok=True)
-        except OSError as error:
-            raise translate(error, printable(at)) from error
-        places.append((at, f"{volume}.{i}", member.tree))
-    return places
+    return [
+        (os.path.join(directory, member.name.replace("/", "+")), f"{volume}.{i}", member.tree)
+        for i, member in enumerate(members)
+    ]
+
+
+def _make_place(at: str) -> bool:
+    """Make the directory of a member; says whether it is new. Raises where a link or file is."""
+    try:
+        os.mkdir(at)
+    except FileExistsError:
+        if stat.S_ISDIR(os.lstat(at).st_mode):
+            return False
+        raise InvalidInput(
+            f"{printable(at)} is in the way: a member is to be mounted there, and it is no"
+            " directory; remove it"
+        ) from None
+    except OSError as error:
+        raise translate(error, printable(at)) from error
+    return True
 
 
 def mount_one(
@@ -159,8 +178,11 @@ def _refuse(paths: DomainPaths, tree: Digest) -> None:
     raise NotFound(f"tree {tree.short} is not in the cache; `snapcask prefetch` fetches it")
 
 
-def unmount_image(cache: CacheRoot, directory: str) -> list[Mounted]:
-    """Undo `mount_image`: at `directory`, or else at its subdirectories. Raises NotFound."""
+def unmount_image(cache: CacheRoot | None, directory: str) -> list[Mounted]:
+    """Undo `mount_image`: at `directory`, or else at its subdirectories. Raises NotFound.
+
+    Without the `cache` the pins of the mounts stay in it until the machine starts again.
+    """
     at = os.path.realpath(directory)
     found = [m for m in mounts() if m.directory == at]
     found = found or [m for m in mounts() if os.path.dirname(m.directory) == at]
@@ -171,9 +193,9 @@ def unmount_image(cache: CacheRoot, directory: str) -> list[Mounted]:
     return found
 
 
-def _undo(cache: CacheRoot, mounted: Mounted) -> None:
+def _undo(cache: CacheRoot | None, mounted: Mounted) -> None:
     unmount(mounted.directory)
     tree = digest_named(mounted.tree)
-    if tree is not None:
+    if tree is not None and cache is not None:
         for paths, _ in cache.domains():
             remove_mount_pin(paths, tree, mounted.volume)

@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,15 @@ from imgfmt.errors import AccessDenied, Conflict, InvalidImage, InvalidInput, No
 from imgfmt.wire import encode_record
 from tests.filesystems import Disk, disk, run
 from tests.transfer.cache.support import World, snapshot
-from tests.transfer.fixture_store import contents, expected
-from transfer.cache import folders
+from tests.transfer.fixture_store import FixtureStore, contents, expected
+from transfer.cache import folders, layout
 from transfer.cache.build import Build
 from transfer.cache.evict import evict_all
+from transfer.cache.folders import make_folder
 from transfer.cache.layout import CacheRoot, domain_name
+from transfer.cache.locks import Lock, waited
 from transfer.cache.owners import is_sound
+from transfer.filesystems import filesystem_type
 from transfer.plan import Numbers
 from transfer.session import session_of
 
@@ -38,6 +42,58 @@ def test_the_root_filesystem_is_refused_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="root filesystem"):
         CacheRoot(str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
+
+
+def test_of_two_that_make_a_cache_at_once_both_use_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "cache")
+    record, made = tmp_path / "cache/cache.msgpack", []
+
+    def folder_comes(at: str) -> str:
+        if at == str(tmp_path):
+            os.mkdir(path, 0o700)
+        return filesystem_type(at)
+
+    def record_comes(at: str) -> Lock:
+        monkeypatch.undo()
+        CacheRoot(path, allow_root_filesystem=True)
+        made.append(record.read_bytes())
+        return waited(at)
+
+    monkeypatch.setattr(folders, "filesystem_type", folder_comes)
+    monkeypatch.setattr(layout, "waited", record_comes)
+    CacheRoot(path, allow_root_filesystem=True)
+    assert made == [record.read_bytes()]
+
+
+def test_a_cache_whose_record_was_seen_too_late_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes it between the look at its record and the look at its names."""
+    path = str(tmp_path / "cache")
+
+    def made_by_another(*given: Any, **known: Any) -> None:
+        make_folder(*given, **known)
+        monkeypatch.setattr(layout, "read_file", absent_once)
+
+    def absent_once(at: str) -> bytes | None:
+        monkeypatch.undo()
+        World(tmp_path / "cache", FixtureStore(tmp_path / "store"))
+        (tmp_path / "cache/csi").mkdir()
+        return None
+
+    monkeypatch.setattr(layout, "make_folder", made_by_another)
+    CacheRoot(path, allow_root_filesystem=True)
+
+
+def test_a_cache_whose_making_was_cut_off_is_made_to_its_end(tmp_path: Path) -> None:
+    for name in ("empty", "trash"):
+        (tmp_path / name).mkdir()
+    for name in ("plan.lock", ".new-0123-cache.msgpack"):
+        (tmp_path / name).touch()
+    CacheRoot(str(tmp_path), allow_root_filesystem=True)
+    assert (tmp_path / "domains").is_dir()
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", "overlay"])
@@ -109,6 +165,24 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         CacheRoot(str(tmp_path / "cache"), allow_root_filesystem=True)
     with pytest.raises(NotFound):
         CacheRoot(str(tmp_path / "none" / "cache"), allow_root_filesystem=True)
+
+
+def test_folders_that_somebody_removed_are_made_again(world: World) -> None:
+    world.warm(world.store.add(snapshot(1)))
+    for name in ("empty", "trash"):
+        (world.root / name).rmdir()
+    shutil.rmtree(world.root / "domains")
+    world.reopen()
+    world.warm(world.store.add(snapshot(1)))
+    assert sorted(path.name for path in world.root.iterdir() if path.is_dir()) == [
+        "domains", "empty", "trash",
+    ]  # fmt: skip
+
+
+def test_a_damaged_record_is_told_with_the_way_out(world: World) -> None:
+    (world.root / "cache.msgpack").write_bytes(b"junk")
+    with pytest.raises(InvalidImage, match="empty the directory: all in it can be fetched again"):
+        world.reopen()
 
 
 def test_a_cache_of_a_newer_version_is_refused_and_not_touched(world: World) -> None:

@@ -124,6 +124,10 @@ def open_disks(cache: str, cache_id: bytes, added: Sequence[NewDisk]) -> Disks:
     Raises InvalidInput, NotFound or AccessDenied for what can't be added. One that is known and
     does not count has a `problem`. Blocks.
     """
+    if not all(new.path for new in added):
+        raise InvalidInput(
+            "a disk of the cache has an empty path; leave it out, or name a directory"
+        )
     wanted = [NewDisk(os.path.realpath(new.path), new.on_root) for new in added]
     known = _read_all(cache)
     if any(new.path not in known.values() for new in wanted):

@@ -17,15 +17,23 @@ def make_folder(path: str, what: str, *, on_root: bool, allow: str) -> None:
     `what` names it in errors. `on_root` lets it lie on the root filesystem, `allow` says how to
     ask for that. Raises NotFound, InvalidInput or AccessDenied; then nothing was made.
     """
-    if not os.path.isdir(path):
+    if not _is_directory(path):
         above = os.path.dirname(path)
-        if not os.path.isdir(above):
+        if not _is_directory(above):
             raise NotFound(f"{what}: {printable(above)} does not exist; make it")
         _check_filesystem(above, what, on_root=on_root, allow=allow)
         with contextlib.suppress(FileExistsError):  # another process may have been first
             os.mkdir(path, 0o700)
     _check_filesystem(path, what, on_root=on_root, allow=allow)
     check_owner(path, what)
+
+
+def _is_directory(path: str) -> bool:
+    """False only where nothing is, or no directory: a broken disk raises OSError."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _check_filesystem(path: str, what: str, *, on_root: bool, allow: str) -> None:

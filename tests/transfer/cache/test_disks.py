@@ -147,6 +147,11 @@ def image(world: World) -> Digest:
     return made
 
 
+def test_an_empty_path_of_a_disk_is_refused(world: World) -> None:
+    with pytest.raises(InvalidInput, match="has an empty path"):
+        CacheRoot(str(world.root), allow_root_filesystem=True, disks=[NewDisk("")])
+
+
 @pytest.mark.parametrize("how", ["unmounted", "hidden", "forgotten"])
 def test_a_tree_with_a_part_on_a_missing_disk_is_not_used_and_is_built_again(
     world: World, disks: list[Disk], image: Digest, how: str, tmp_path: Path

@@ -12,8 +12,8 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_AGE = re.compile(r"([0-9]{1,9})(d|h|min|s|)")
-_UNIT_S = {"d": 86_400, "h": 3600, "min": 60, "s": 1, "": 1}
+_AGE = re.compile(r"([0-9]{1,9})(d|h|min|s)")
+_UNIT_S = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -29,7 +29,7 @@ def byte_size(text: str) -> int:
 
 
 def age(text: str) -> int:
-    """A number of seconds: 90, 90s, 15min, 12h or 30d."""
+    """A number of seconds: 90s, 15min, 12h or 30d."""
     found = _AGE.fullmatch(text.strip())
     if found is None:
         raise click.BadParameter(f"{text!r} is not an age; write 30d, 12h, 15min or 90s")

@@ -72,7 +72,7 @@ def test_gc_of_a_damaged_store_deletes_nothing_and_says_why(
     assert files(quick_store) == before
 
 
-@pytest.mark.parametrize("age", ["1y", "", "-1s", "1.5h", "d"])
+@pytest.mark.parametrize("age", ["1y", "", "5", "-1s", "1.5h", "d"])
 def test_an_age_that_is_none_is_refused(call: Call, store: Path, age: str) -> None:
     assert call("gc", f"--history={age}").code == ExitCode.INVALID_INPUT
 

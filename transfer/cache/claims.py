@@ -125,8 +125,10 @@ class Claimant:
             free_bytes, all_bytes = free_of(root)
             if all_bytes and needed_bytes > free_bytes - taken_bytes:
                 where = f" on disk {printable(root)}" if disk else ""
+                way_out = "remove images, or unpin or unmount some so that they can be removed"
+                if needed_bytes > all_bytes:
+                    way_out = f"it has {all_bytes} in all, so it needs a larger one"
                 raise OutOfResources(
                     f"the cache needs {needed_bytes} bytes{where}; its filesystem has {free_bytes}"
-                    f" free, of which {taken_bytes} are reserved by other downloads; remove images,"
-                    " or unpin or unmount some so that they can be removed"
+                    f" free, of which {taken_bytes} are reserved by other downloads; {way_out}"
                 )

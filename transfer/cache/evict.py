@@ -275,7 +275,8 @@ def remove_image(
         for name in pins_of(paths, tree, mounted):
             if name.startswith(MOUNT_PIN):
                 raise Conflict(
-                    f"image {image.short} is mounted elsewhere, by pin {name}; unmount it there"
+                    f"image {image.short} is mounted elsewhere, by pin {name}; unmount it there, or"
+                    f" `snapcask cache unpin --id {name}` if that container is gone"
                 )
             raise Conflict(
                 f"image {image.short} is pinned by {name}; `snapcask cache unpin --id {name}` first"

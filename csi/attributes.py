@@ -137,7 +137,7 @@ def _mode(value: str | None) -> int | None:
     if value is None:
         return None
     if not _OCTAL.fullmatch(value):
-        raise InvalidInput(f"mode: {value[:80]!r} is not three octal digits, such as 0444")
+        raise InvalidInput(f"mode: {value[:80]!r} is not of the form 444 or 0444, in octal")
     return int(value, 8)
 
 

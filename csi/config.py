@@ -73,16 +73,19 @@ class PolicyConfig:
 class CacheConfig:
     """The node's cache. The same path on the host and in the driver's container.
 
-    Keys: `path` (default `/var/lib/snapcask`), `maxBytes` (integer or null, default null: bounded
+    Keys: `path` (default `/var/lib/snapcask`), `disks` (array of directories, default none: on
+    further disks, over which the files of each image are spread; one that the cache was given once
+    it keeps), `maxBytes` (integer or null, default null: bounded
     by the watermarks only), `beginFree` and `endFree` (shares of the filesystem, default 0.20 and
     0.25: eviction begins when less than the first is free, and ends at the second),
-    `allowRootFilesystem` (bool, default false: a cache on the disk of `kubeletDir`, or of `/`, is
-    refused), `scrubIntervalHours` (number >= 0, default 168: the whole cache is read back and
-    mended that often; 0 for never), `scrubBytesPerSecond` (integer >= 1048576, default 67108864: on
-    average, with a rest after each tree).
+    `allowRootFilesystem` (bool, default false: a cache or a further disk of it on the disk of
+    `kubeletDir`, or of `/`, is refused), `scrubIntervalHours` (number >= 0, default 168: the whole
+    cache is read back and mended that often; 0 for never), `scrubBytesPerSecond` (integer >=
+    1048576, default 67108864: on average, with a rest after each tree).
     """
 
     path: str = "/var/lib/snapcask"
+    disks: tuple[str, ...] = ()
     watermarks: Watermarks = field(default_factory=Watermarks)
     allow_root_filesystem: bool = False
     scrub_interval_s: float = 168 * 3600.0
@@ -102,6 +105,11 @@ class MountConfig:
     mode: MountMode = MountMode.OVERLAY
     namespaces: Mapping[str, MountMode] = field(default_factory=lambda: MappingProxyType({}))
     require_shared: bool = True
+
+    @property
+    def modes(self) -> frozenset[MountMode]:
+        """All that may be needed of what is written here."""
+        return frozenset({self.mode, *self.namespaces.values()})
 
     def mode_of(self, namespace: str | None) -> MountMode:
         """The mode for Pods of a namespace."""
@@ -132,7 +140,7 @@ class KubernetesConfig:
     """What the driver does with the Kubernetes API. Nothing by default.
 
     Keys: `events` (bool, default false: write events to the Pods of volumes that fail or warn;
-    needs create and patch on events), `removeTaint` (string or null, default null: key of a taint
+    needs create on events), `removeTaint` (string or null, default null: key of a taint
     to remove from the own node once CSINode shows the driver; needs get and patch on nodes and
     get on csinodes).
     """
@@ -176,6 +184,10 @@ class CsiConfig:
 
 def check_node_name(name: str | None) -> str | None:
     """The name of a node, or None. Raises InvalidInput."""
-    if name is not None and not (name.isprintable() and 0 < len(name.encode()) <= 256):
+    if name is None:
+        return None
+    if not name.isprintable():
+        raise InvalidInput(f"nodeName {name[:80]!a} has characters that can't be printed")
+    if not 0 < len(name.encode()) <= 256:
         raise InvalidInput("nodeName is not a string of 1 to 256 bytes")
     return name

@@ -114,12 +114,6 @@ class Fetches(Generic[T]):
             raise outcome.with_traceback(None)
         return outcome
 
-    def forget(self, key: Hashable) -> None:
-        """Cancel a fetch that nobody waits for, if there is one."""
-        fetch = self._running.get(key)
-        if fetch is not None and not fetch.waiters and fetch.task is not None:
-            fetch.task.cancel()
-
     def _begin(self, key: Hashable, work: Callable[[Progress], Awaitable[T]]) -> _Fetch[T]:
         fetch: _Fetch[T] = _Fetch(FetchProgress())
 

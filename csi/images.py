@@ -8,17 +8,28 @@ another that has other keys.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 from csi.attributes import PullPolicy, VolumeAttributes
+from csi.compat import FactsOf, Mismatch
 from csi.config import CsiConfig
+from csi.kept import KeptVariants
 from csi.policy import check_allowed, needs_proof
 from csi.records import Records
 from csi.stores import OpenStore, StoreAddress, Stores
 from imgfmt import layout
+from imgfmt.compat import choose
 from imgfmt.digest import Digest
-from imgfmt.errors import AccessDenied, ImageError, NotFound, OutOfResources
-from imgfmt.image import Image, Member
+from imgfmt.errors import (
+    AccessDenied,
+    DoesNotFit,
+    ImageError,
+    InvalidInput,
+    NotFound,
+    OutOfResources,
+)
+from imgfmt.image import Image, Member, Variants
 from imgfmt.reference import ImageRef
 from imgfmt.tree import PEEK_BYTES, peek_totals
 from transfer.cache.domains import domain_of, domains_of_url
@@ -26,8 +37,14 @@ from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.owners import is_sound
 from transfer.cache.warm import local_image
 from transfer.catalog import Catalog
-from transfer.pull import choose_members
+from transfer.pull import choose_members, images_of
 from transfer.threads import Threads
+
+MAX_RECENT = 4096
+"""References, and stores with their keys, that are remembered without looking at the disk."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,7 @@ class Found:
 
 
 class Images:
-    """Finds images for one driver."""
+    """Finds images for one driver. What `facts_of` gives chooses among variants."""
 
     def __init__(
         self,
@@ -57,15 +74,19 @@ class Images:
         cache: CacheRoot,
         stores: Stores,
         records: Records,
+        kept: KeptVariants,
         threads: Threads,
+        facts_of: FactsOf,
     ) -> None:
         self._config = config
         self._cache = cache
         self._stores = stores
         self._records = records
+        self._kept = kept
         self._threads = threads
+        self._facts_of = facts_of
         self._known: dict[tuple[str, str], Digest] = {}
-        self._domains: dict[StoreAddress, DomainPaths] = {}
+        self._domains: dict[tuple[str, str], DomainPaths] = {}
 
     def check_policy(self, namespace: str | None, attributes: VolumeAttributes) -> None:
         """Raise AccessDenied unless the namespace may mount this reference."""
@@ -94,21 +115,21 @@ class Images:
                 if paths is not None:
                     digest = await self._last_known(paths, reference, proof=proof)
                 if paths is not None and digest is not None:
-                    image = await self._threads.run(self.complete, paths, digest, attributes.member)
-                    if image is not None:
-                        return Found(address, paths, digest, image)
+                    here = await self._threads.run(self._here, paths, digest, attributes.member)
+                    if here is not None:
+                        return Found(address, paths, *here)
             catalog = await opened.catalog()
             paths = await self._domain(address, catalog)
-            digest = await self._resolve(catalog, paths, attributes, address, proof=proof)
-            if proof and not await _was_named(catalog, reference.name, digest):
+            digest, proven = await self._resolve(catalog, paths, attributes, address, proof=proof)
+            if proof and not proven and not await _was_named(catalog, reference.name, digest):
                 raise AccessDenied(
                     f"image {reference}: store {catalog.store.url} does not know this digest under"
                     f" that name, so namespace {namespace} may not mount it"
                 )
             if proof or not reference.by_digest:
                 await self._remember(paths, reference, digest)
-        image = await self._threads.run(self.complete, paths, digest, attributes.member)
-        return Found(address, paths, digest, image)
+        here = await self._threads.run(self._here, paths, digest, attributes.member)
+        return Found(address, paths, *(here or (digest, None)))
 
     async def _resolve(
         self,
@@ -118,20 +139,67 @@ class Images:
         address: StoreAddress,
         *,
         proof: bool,
-    ) -> Digest:
-        """What the reference means; the store is asked for the image itself, with these keys."""
+    ) -> tuple[Digest, bool]:
+        """What the reference means; the store is asked for the image itself, with these keys.
+
+        The second says whether it was seen before that the name had this digest.
+        """
         reference = attributes.image
         if address.credentials is not None and attributes.pull_policy is PullPolicy.IF_NOT_PRESENT:
             known = await self._last_known(paths, reference, proof=proof)
             if known is not None and await catalog.store.facts(layout.image_key(known)) is not None:
-                return known
+                return known, proof
         digest = await catalog.resolve(reference)
         if not reference.by_digest and await catalog.store.facts(layout.image_key(digest)) is None:
             raise NotFound(
                 f"{catalog.named(f'image {digest.short}')}, which {reference} means, is not there;"
                 " push it again"
             )
-        return digest
+        return digest, False
+
+    def _here(
+        self, paths: DomainPaths, digest: Digest, member: str | None
+    ) -> tuple[Digest, Image] | None:
+        """The image, or of variants the one that fits, if it is in the cache. Blocks."""
+        image = self.complete(paths, digest, member)
+        if image is not None:
+            return digest, image
+        kept = self._kept.find(paths.name, digest)
+        if kept is None:
+            return None
+        try:
+            chosen = choose(*kept, self._facts_of())
+        except (DoesNotFit, NotFound):
+            return None
+        image = self.complete(paths, chosen, member)
+        return None if image is None else (chosen, image)
+
+    async def chosen(self, found: Found) -> tuple[Digest, Image, list[Mismatch]]:
+        """The image itself, or of variants the one that fits; the preferred one if none does.
+
+        The store is asked. Raises NotFound.
+        """
+        async with self._stores.held(found.address) as opened:
+            catalog = await opened.catalog()
+            record = await catalog.image(found.digest)
+            if isinstance(record, Image):
+                return found.digest, record, []
+            images = await images_of(catalog, record)
+        keep, domain = self._kept.keep, found.paths.name
+        await self._threads.run(keep, domain, found.digest, record, images)
+        return await self._threads.run(self._choose, record, images)
+
+    def _choose(
+        self, variants: Variants, images: dict[Digest, Image]
+    ) -> tuple[Digest, Image, list[Mismatch]]:
+        try:
+            digest = choose(variants, images, self._facts_of())
+            return digest, images[digest], []
+        except DoesNotFit as error:
+            preferred = next((v.digest for v in variants.images if v.digest in images), None)
+            if preferred is None:
+                raise NotFound("none of the images that variants name is there") from error
+            return preferred, images[preferred], [Mismatch("variants", "one that fits", str(error))]
 
     def complete(self, paths: DomainPaths, digest: Digest, member: str | None) -> Image | None:
         """The image if all that is wanted of it is in the cache and sound. Blocks."""
@@ -157,17 +225,18 @@ class Images:
 
     def _local_domain(self, address: StoreAddress, opened: OpenStore) -> DomainPaths | None:
         """The domain of a store without asking it, where only one can be meant. Blocks."""
-        known = self._domains.get(address)
+        known = self._domains.get(_told_apart(address))
         if known is not None:
             return known
         found = domains_of_url(self._cache, opened.store)
         return found[0] if len(found) == 1 else None
 
     async def _domain(self, address: StoreAddress, catalog: Catalog) -> DomainPaths:
-        found = self._domains.get(address)
+        key = _told_apart(address)
+        found = self._domains.get(key)
         if found is None:
             found = await self._threads.run(domain_of, self._cache, catalog)
-            self._domains[replace(address)] = found
+            put_recent(self._domains, key, found)
         return found
 
     async def _last_known(
@@ -179,16 +248,30 @@ class Images:
         key = paths.name, str(reference)
         if key not in self._known:
             text = await self._threads.run(self._records.known, *key)
-            if text is None:
+            try:
+                digest = Digest.parse(text or "")
+            except InvalidInput:
                 return None
-            self._known[key] = Digest.parse(text)
+            put_recent(self._known, key, digest)
         return self._known[key]
 
     async def _remember(self, paths: DomainPaths, reference: ImageRef, digest: Digest) -> None:
         key = paths.name, str(reference)
         if self._known.get(key) != digest:
             await self._threads.run(self._records.remember, *key, str(digest))
-            self._known[key] = digest
+            put_recent(self._known, key, digest)
+
+
+def put_recent(found: dict[K, V], key: K, value: V) -> None:
+    """Put it there, and drop the oldest where there are too many: anybody may bring new ones."""
+    found[key] = value
+    while len(found) > MAX_RECENT:
+        del found[next(iter(found))]
+
+
+def _told_apart(address: StoreAddress) -> tuple[str, str]:
+    """What tells addresses apart, without the keys themselves."""
+    return address.url, address.credentials.scope if address.credentials else ""
 
 
 async def _was_named(catalog: Catalog, name: str | None, digest: Digest) -> bool:

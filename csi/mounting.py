@@ -2,7 +2,7 @@
 
 Order: record, target, pins and mounts, check. Taking down goes the other way, the record last.
 So whatever is mounted, pinned or made has a record, or is a mount whose source names it. All of it
-blocks; calls for one publication never overlap.
+blocks; calls for one publication never overlap. `csi.removal` takes down.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import contextlib
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from csi.config import MountMode
 from csi.errors import AlreadyExists, Unmet
+from csi.mountable import check_modes, check_one_member, no_directory
 from csi.ownership import AS_STORED, OPTIONS, Owner, make_layer
-from csi.recognise import NO_TREE, below_target, is_bind, is_complete, is_ours, names
+from csi.recognise import NO_TREE, is_complete, is_ours
 from csi.records import MountRecord, PublicationRecord, Records, mount_name
-from csi.targets import KubeletFolder, TargetState, look, make_target, remove_target
+from csi.removal import Removal
+from csi.targets import KubeletFolder, TargetState, look, make_target
 from imgfmt.digest import Digest
-from imgfmt.errors import Conflict, CorruptData, ImageError, Internal, InvalidInput, NotFound
+from imgfmt.errors import CorruptData, Internal
 from imgfmt.image import Member
-from transfer.cache.durable import TEMPORARY, remove_file
 from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
 from transfer.cache.owners import read_mark
 from transfer.cache.publish import mount_one
-from transfer.cache.usage import MOUNT_PIN, remove_pin
 from transfer.mounts import (
     MountEntry,
     Options,
@@ -36,13 +35,10 @@ from transfer.mounts import (
     mount_layers,
     mount_table,
     source_of,
-    unmount,
 )
 from transfer.oserrors import printable
 
 STATUS_FILE = "snapcask-status.json"
-_BUSY_TRIES = 20
-_BUSY_PAUSE_S = 0.05
 _CHECKED_NAMES = 8
 
 
@@ -69,14 +65,8 @@ class Plan:
 
     def check(self) -> None:
         """Raise InvalidInput for what can't be together."""
-        if self.mode is MountMode.BIND and (self.options or self.owner != AS_STORED):
-            raise InvalidInput(
-                "uid, gid, mode and SELinux contexts need the mount mode overlay; this volume is"
-                " mounted with bind"
-            )
-        if self.sub_path and len(self.members) != 1:
-            there = ", ".join(m.name for m in self.members)
-            raise InvalidInput(f"subPath is within one member; add member, one of {there}")
+        check_modes({self.mode}, as_stored=not self.options and self.owner == AS_STORED)
+        check_one_member(self.sub_path, self.members)
 
 
 class Mounter:
@@ -84,6 +74,7 @@ class Mounter:
 
     def __init__(self, cache: CacheRoot, records: Records, kubelet: KubeletFolder) -> None:
         self._cache = cache
+        self._removal = Removal(cache, records)
         self.records = records
         self.kubelet = kubelet
 
@@ -104,7 +95,7 @@ class Mounter:
         name = mount_name(volume_id, target)
         record = self.find(volume_id, target)
         entries = list(mount_table(below=target))
-        if not is_ours(name, record, target, entries):
+        if not self._is_ours(name, record, target, entries):
             self._refuse_foreign(target, entries)
         if record is not None and record.fingerprint != fingerprint:
             raise AlreadyExists(
@@ -112,7 +103,7 @@ class Mounter:
                 " first"
             )
         if record is not None and not is_complete(record, entries):
-            self._take_down(name, target, record, entries)
+            self._removal.take_down(name, target, record, entries)
             return False
         return True
 
@@ -131,7 +122,7 @@ class Mounter:
             self._mount_all(record, plan)
             self._check(record, plan)
         except BaseException:
-            self._take_down(name, plan.target, record, list(mount_table(below=plan.target)))
+            self._removal.take_down(name, plan.target, record, list(mount_table(below=plan.target)))
             raise
         return record
 
@@ -141,38 +132,9 @@ class Mounter:
         record = self.find(volume_id, target)
         entries = list(mount_table(below=target))
         at_target = [entry for entry in entries if entry.directory == target]
-        if at_target and not is_ours(name, record, target, entries):
+        if at_target and not self._is_ours(name, record, target, entries):
             self._refuse_foreign(target, entries)
-        self._take_down(name, target, record, entries)
-
-    def reconcile(self) -> list[str]:
-        """Take down what calls that were killed left behind; returns a line for each."""
-        told: list[str] = []
-        table = list(mount_table())
-        self.records.sweep()
-        for name in list(self.records.names()):
-            try:
-                record = self.records.read(name)
-            except CorruptData as error:
-                told.append(f"{error}")
-                self.records.remove(name)
-                continue
-            if record is None:
-                continue
-            self._sweep_pins(record)
-            entries = list(below_target(record.target, table))
-            if is_complete(record, entries):
-                continue
-            try:
-                self._take_down(name, record.target, record, entries)
-                told.append(f"volume {name} was not published to its end; taken down")
-            except ImageError as error:
-                told.append(f"volume {name} can't be taken down: {error}")
-        named = set(self.records.names())
-        for name in self.records.part_names():
-            if name not in named and not any(names(entry, name) for entry in table):
-                shutil.rmtree(self.records.parts(name), ignore_errors=True)
-        return told
+        self._removal.take_down(name, target, record, entries)
 
     def _record(self, name: str, plan: Plan) -> PublicationRecord:
         mounts = [MountRecord(name, "", NO_TREE)]
@@ -269,50 +231,20 @@ class Mounter:
                         name = printable(entry.name)
                         raise Internal(f"{what} does not show {name}; it was undone")
 
-    def _take_down(
+    def reconcile(self) -> list[str]:
+        """Take down what calls that were killed left behind; returns a line for each."""
+        return self._removal.reconcile()
+
+    def _is_ours(
         self,
         name: str,
-        target: str,
         record: PublicationRecord | None,
+        target: str,
         entries: Sequence[MountEntry],
-    ) -> None:
-        """Unmount, unpin and remove all of a publication, then its record."""
-        ours = [entry for entry in entries if names(entry, name) or is_bind(entry, record)]
-        for entry in reversed(ours):
-            _unmount(entry.directory)
-        pins = {(m.name, m.tree) for m in record.mounts} if record is not None else set()
-        for entry in ours:
-            if names(entry, name):
-                _, _, volume, tree = entry.source.split(":", 3)
-                pins.add((volume, tree))
-        self._unpin(pins, record.domain if record is not None else None)
-        shutil.rmtree(self.records.parts(name), ignore_errors=True)
-        remove_target(target)
-        self.records.remove(name)
-
-    def _unpin(self, pins: Iterable[tuple[str, str]], domain: str | None) -> None:
-        if domain is not None:
-            domains = [DomainPaths(self._cache.path, domain)]
-        else:
-            domains = [paths for paths, _ in self._cache.domains()]
-        for volume, tree_name in pins:
-            tree = digest_named(tree_name)
-            for paths in domains if tree is not None else ():
-                assert tree is not None
-                remove_pin(paths, tree, MOUNT_PIN + volume)
-
-    def _sweep_pins(self, record: PublicationRecord) -> None:
-        """Remove pins of a publication that were only half written."""
-        paths = DomainPaths(self._cache.path, record.domain)
-        for mount in record.mounts:
-            tree = digest_named(mount.tree)
-            if tree is None:
-                continue
-            folder, name = paths.pins(tree), f"-{MOUNT_PIN}{mount.name}"[:101]
-            with contextlib.suppress(FileNotFoundError):
-                for found in os.listdir(folder):
-                    if found.startswith(TEMPORARY) and found.endswith(name):
-                        remove_file(os.path.join(folder, found))
+    ) -> bool:
+        if is_ours(name, record, target, entries):
+            return True
+        return record is None and self._removal.is_left(name, target, entries)
 
     def _refuse_foreign(self, target: str, entries: Sequence[MountEntry]) -> None:
         source = next((e.source for e in reversed(entries) if e.directory == target), "unknown")
@@ -330,17 +262,5 @@ def _beneath(folder: str, sub_path: str) -> str:
         with contextlib.suppress(OSError):
             if not os.path.islink(at) and os.path.isdir(at):
                 continue
-        raise NotFound(f"subPath {printable(sub_path)}: it is no directory of the image")
+        raise no_directory(sub_path)
     return at
-
-
-def _unmount(directory: str) -> None:
-    for _ in range(_BUSY_TRIES):
-        try:
-            unmount(directory)
-            return
-        except NotFound:
-            return
-        except Conflict:
-            time.sleep(_BUSY_PAUSE_S)
-    unmount(directory, detach=True)

@@ -8,20 +8,30 @@ names: its id is `<store>/<reference>`.
 
 from __future__ import annotations
 
-import json
-import re
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from csi.attributes import read_attributes
+from csi.attributes import VolumeAttributes, read_attributes
+from csi.claims import SNAPSHOTS, VOLUME_ID, VOLUMES, Claim, renew
 from csi.config import CsiConfig
 from csi.errors import AlreadyExists, OutOfRange, Unmet
 from csi.images import data_bytes
+from csi.mountable import check_attributes, check_image
 from csi.requests import CreateRequest
 from csi.stores import Stores
 from imgfmt.digest import Digest, digest_of
-from imgfmt.errors import Conflict, ImageError, InvalidInput, NotFound
+from imgfmt.errors import (
+    AccessDenied,
+    Conflict,
+    CorruptData,
+    ImageError,
+    InvalidImage,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+)
 from imgfmt.image import Image
 from imgfmt.reference import DEFAULT_TAG, ImageRef, ReferenceRecord, parse_reference
 from transfer import naming
@@ -29,9 +39,7 @@ from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.store.s3.config import Credentials
 
-_VOLUME_ID = re.compile(r"vol-([a-z0-9][a-z0-9-]*)-([0-9a-f]{32})")
-_FOLDER = "_volumes/"
-_SNAPSHOTS = f"{_FOLDER}snap-"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +61,6 @@ class SnapshotEntry:
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """What the driver writes into `who` of its references, to know its own calls again."""
-
-    request: str
-    image: str
-    source: str = ""
-
-    def text(self, driver: str) -> str:
-        """As one line."""
-        found = {"request": self.request, "image": self.image, "source": self.source}
-        return f"{driver} {json.dumps(found, sort_keys=True)}"
-
-    @classmethod
-    def of(cls, record: ReferenceRecord) -> _Claim:
-        """What a record says; nothing for those of others."""
-        try:
-            found = json.loads(record.who.partition(" ")[2])
-            return cls(str(found["request"]), str(found["image"]), str(found["source"]))
-        except (ValueError, KeyError, TypeError):
-            return cls("", "")
-
-
 class VolumeNames:
     """Makes and removes volume and snapshot references."""
 
@@ -87,12 +72,14 @@ class VolumeNames:
     async def create_volume(self, request: CreateRequest) -> CreatedVolume:
         """Pin an image under a volume's name; the same call again gives the same volume.
 
-        Raises AlreadyExists for the same name with another request, NotFound, OutOfRange.
+        Raises AlreadyExists for the same name with another request, OutOfRange, and NotFound or
+        InvalidInput for what no node could mount.
         """
         parameters = dict(request.parameters)
         store, wanted = self._source(request, parameters)
         given = {**parameters, "image": str(wanted)}
         attributes = read_attributes(given, inline=False)
+        check_attributes(self._config.mount, attributes, contexts=request.contexts)
         asked = repr((request.parameters, request.snapshot_id, request.required_bytes,
                       request.limit_bytes))  # fmt: skip
         fingerprint = digest_of(b"snapcask create 1\0", asked.encode()).hex[:32]
@@ -100,20 +87,22 @@ class VolumeNames:
         async with self._catalog(store, request.credentials) as catalog:
             image = await self._image_name(catalog, wanted)
             record = await naming.claim(
-                catalog, wanted, f"{_FOLDER}{digits}", DEFAULT_TAG,
-                who=_Claim(fingerprint, image).text(self._config.driver_name),
+                catalog, wanted, f"{VOLUMES}{digits}", DEFAULT_TAG,
+                who=Claim(fingerprint, image).text(self._config.driver_name),
                 config=self._transfer,
             )  # fmt: skip
-            found, target = _Claim.of(record), record.target
+            found, target = Claim.of(record), record.target
             assert target is not None
             if found.request != fingerprint:
                 raise AlreadyExists(
                     f"volume {request.name} exists with other parameters, source or size; delete it"
                     " first, or use another name"
                 )
+            await renew(catalog, record)
+            await self._check(catalog, f"{VOLUMES}{digits}", target, attributes)
             size = await self._size(catalog, target, attributes.member)
             if 0 < request.limit_bytes < size:
-                await self._forget(catalog, f"{_FOLDER}{digits}")
+                await self._forget(catalog, f"{VOLUMES}{digits}")
                 raise OutOfRange(
                     f"volume {request.name}: the image has {size} bytes, more than the limit of"
                     f" {request.limit_bytes}"
@@ -124,11 +113,11 @@ class VolumeNames:
 
     async def delete_volume(self, volume_id: str, credentials: Credentials | None) -> None:
         """Let go of a volume's image. One that is not known is deleted already."""
-        found = _VOLUME_ID.fullmatch(volume_id)
+        found = VOLUME_ID.fullmatch(volume_id)
         if found is None or found[1] not in self._config.stores:
             return
         async with self._catalog(found[1], credentials) as catalog:
-            await self._forget(catalog, f"{_FOLDER}{found[2]}")
+            await self._forget(catalog, f"{VOLUMES}{found[2]}")
 
     async def check_volume(self, volume_id: str, credentials: Credentials | None) -> None:
         """Raise NotFound unless the volume exists."""
@@ -142,14 +131,15 @@ class VolumeNames:
         digits = digest_of(b"snapcask snapshot name 1\0", name.encode()).hex[:32]
         async with self._catalog(store, credentials) as catalog:
             record = await naming.claim(
-                catalog, ImageRef(digest=target), f"{_SNAPSHOTS}{digits}", DEFAULT_TAG,
-                who=_Claim("", image, volume_id).text(self._config.driver_name),
+                catalog, ImageRef(digest=target), f"{SNAPSHOTS}{digits}", DEFAULT_TAG,
+                who=Claim("", image, volume_id).text(self._config.driver_name),
                 config=self._transfer,
             )  # fmt: skip
-            if _Claim.of(record).source != volume_id:
+            if Claim.of(record).source != volume_id:
                 raise AlreadyExists(
-                    f"snapshot {name} exists already, of volume {_Claim.of(record).source}"
+                    f"snapshot {name} exists already, of volume {Claim.of(record).source}"
                 )
+            await renew(catalog, record)
             return await self._entry(catalog, store, record)
 
     async def delete_snapshot(self, snapshot_id: str, credentials: Credentials | None) -> None:
@@ -159,7 +149,7 @@ class VolumeNames:
         except ImageError:
             return
         name = reference.name or ""
-        if not name.startswith(_SNAPSHOTS):
+        if not name.startswith(SNAPSHOTS):
             raise Unmet(
                 f"snapshot {snapshot_id} was not made by CreateSnapshot; set deletionPolicy:"
                 " Retain, or delete the reference with `snapcask rm`"
@@ -170,24 +160,42 @@ class VolumeNames:
     async def list_snapshots(
         self, snapshot_id: str, source: str, credentials: Credentials | None
     ) -> list[SnapshotEntry]:
-        """The snapshot of this id, those of this volume, or all that were made."""
+        """The snapshot of this id, those of this volume, or all that were made.
+
+        Of several stores those that can't be asked are left out, with a warning.
+        """
         if snapshot_id:
             found = await self._by_id(snapshot_id, credentials)
             return [entry for entry in found if source in ("", entry.source)]
-        volume = _VOLUME_ID.fullmatch(source) if source else None
+        volume = VOLUME_ID.fullmatch(source) if source else None
         if source and volume is None:
             return []
+        stores = [volume[1]] if volume else sorted(self._config.stores)
         entries: list[SnapshotEntry] = []
-        for store in [volume[1]] if volume else sorted(self._config.stores):
+        failed: list[ImageError] = []
+        for store in stores:
             if store not in self._config.stores:
                 continue
-            async with self._catalog(store, credentials, write=False) as catalog:
-                for state in await catalog.store.list_references():
-                    record = state.record
-                    if not record.name.startswith(_SNAPSHOTS) or record.target is None:
-                        continue
-                    if source in ("", _Claim.of(record).source):
-                        entries.append(await self._entry(catalog, store, record))
+            try:
+                entries += await self._snapshots_of(store, source, credentials)
+            except (NotFound, AccessDenied, StoreUnavailable) as error:
+                _log.warning("snapshots of store %s are not listed: %s", store, error)
+                failed.append(error)
+        if failed and len(failed) == len(stores):
+            raise failed[0]
+        return entries
+
+    async def _snapshots_of(
+        self, store: str, source: str, credentials: Credentials | None
+    ) -> list[SnapshotEntry]:
+        entries = []
+        async with self._catalog(store, credentials, write=False) as catalog:
+            for state in await catalog.store.list_references():
+                record = state.record
+                if not record.name.startswith(SNAPSHOTS) or record.target is None:
+                    continue
+                if source in ("", Claim.of(record).source):
+                    entries.append(await self._entry(catalog, store, record))
         return entries
 
     async def _by_id(
@@ -201,7 +209,7 @@ class VolumeNames:
                 if reference.name is not None and not reference.by_digest:
                     tag = reference.effective_tag
                     state = await catalog.store.read_reference(reference.name, tag)
-                source = _Claim.of(state.record).source if state else ""
+                source = Claim.of(state.record).source if state else ""
                 time_ns = state.record.time_ns if state else 0
                 size = await self._size(catalog, target, None)
                 return [SnapshotEntry(snapshot_id, source, size, time_ns)]
@@ -240,13 +248,19 @@ class VolumeNames:
     async def _volume_target(
         self, volume_id: str, credentials: Credentials | None
     ) -> tuple[str, Digest, str]:
-        found = _VOLUME_ID.fullmatch(volume_id)
+        found = VOLUME_ID.fullmatch(volume_id)
         if found is not None and found[1] in self._config.stores:
             async with self._catalog(found[1], credentials, write=False) as catalog:
-                name = f"{_FOLDER}{found[2]}"
-                state = await catalog.store.read_reference(name, DEFAULT_TAG)
+                name = f"{VOLUMES}{found[2]}"
+                try:
+                    state = await catalog.store.read_reference(name, DEFAULT_TAG)
+                except (CorruptData, InvalidImage) as error:
+                    raise CorruptData(
+                        f"volume {volume_id}: its record in the store is damaged ({error}); make"
+                        " a new claim of the same image, and delete this one"
+                    ) from error
                 if state is not None and state.record.target is not None:
-                    return found[1], state.record.target, _Claim.of(state.record).image
+                    return found[1], state.record.target, Claim.of(state.record).image
         raise NotFound(f"volume {volume_id} does not exist, or was not made by CreateVolume")
 
     async def _image_name(self, catalog: Catalog, reference: ImageRef) -> str:
@@ -255,7 +269,17 @@ class VolumeNames:
         if not name.startswith("_"):
             return name
         state = await catalog.store.read_reference(name, reference.effective_tag)
-        return _Claim.of(state.record).image if state is not None else ""
+        return Claim.of(state.record).image if state is not None else ""
+
+    async def _check(
+        self, catalog: Catalog, name: str, target: Digest, attributes: VolumeAttributes
+    ) -> None:
+        """Raise NotFound or InvalidInput for what no node could mount; the name is gone then."""
+        try:
+            await check_image(catalog, target, attributes)
+        except (NotFound, InvalidInput):
+            await self._forget(catalog, name)
+            raise
 
     async def _forget(self, catalog: Catalog, name: str) -> None:
         for _ in range(3):
@@ -279,7 +303,7 @@ class VolumeNames:
     async def _entry(self, catalog: Catalog, store: str, record: ReferenceRecord) -> SnapshotEntry:
         assert record.target is not None
         size = await self._size(catalog, record.target, None)
-        source = _Claim.of(record).source
+        source = Claim.of(record).source
         return SnapshotEntry(f"{store}/{record.name}", source, size, record.time_ns)
 
     @asynccontextmanager

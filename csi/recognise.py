@@ -37,6 +37,15 @@ def is_bind(entry: MountEntry, record: PublicationRecord | None) -> bool:
     return False
 
 
+def is_left_bind(entry: MountEntry, name: str, pins: Iterable[tuple[str, str]]) -> bool:
+    """Whether a mount is a bind mount of a publication that has lost its record.
+
+    `pins` are its mount names and trees, as its pins in the cache tell.
+    """
+    parts = [f"/parts/{name}/", *(f"/trees/{tree}" for _, tree in pins)]
+    return entry.filesystem != "overlay" and any(part in f"{entry.root}/" for part in parts)
+
+
 def is_ours(
     name: str, record: PublicationRecord | None, target: str, entries: Sequence[MountEntry]
 ) -> bool:

@@ -75,7 +75,10 @@ class UnpublishRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """One CreateVolume. `snapshot_id` goes before what the parameter `image` names."""
+    """One CreateVolume. `snapshot_id` goes before what the parameter `image` names.
+
+    `contexts` says whether there are SELinux mount options.
+    """
 
     name: str
     parameters: tuple[tuple[str, str], ...]
@@ -83,6 +86,7 @@ class CreateRequest:
     limit_bytes: int
     snapshot_id: str | None
     credentials: Credentials | None
+    contexts: bool = False
 
 
 def publish_request(message: pb.NodePublishVolumeRequest) -> PublishRequest:
@@ -138,6 +142,7 @@ def create_request(message: pb.CreateVolumeRequest) -> CreateRequest:
         wanted.limit_bytes,
         snapshot_id,
         read_credentials(message.secrets),
+        any([list(mount_options(c.mount.mount_flags)) for c in message.volume_capabilities]),
     )
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
+import errno
 import logging
 import os
 import signal
-import socket
-import stat
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -23,35 +18,37 @@ from csi import logs
 from csi.compat import Judge, facts_of_node, judge_by
 from csi.config import CsiConfig
 from csi.controller import ControllerServicer
+from csi.endpoint import SCHEME, Endpoint
 from csi.events import Events, NoEvents
 from csi.fetches import Fetches
 from csi.http import Page, serving
+from csi.images import Images
 from csi.interceptor import Calls
+from csi.kept import KeptVariants
 from csi.kubernetes import Api, PodEvents, helping, remove_taint
 from csi.metrics import Metrics
 from csi.mounting import Mounter
 from csi.names import VolumeNames
+from csi.node_cache import alone, open_cache
+from csi.preparing import Preparing
 from csi.records import Records
 from csi.scrubbing import Scrubber
 from csi.services import IdentityServicer, NodeServicer, handlers_of
-from csi.stores import Stores
+from csi.stores import Stores, check_buckets
 from csi.targets import KubeletFolder
+from csi.trial import why_no_mounts
 from csi.volumes import VolumeService
 from imgfmt.errors import Conflict, InvalidInput
 from transfer.cache.evict import free_bytes, size_bytes
 from transfer.cache.layout import CacheRoot
 from transfer.cache.warm import WarmReport
-from transfer.oserrors import printable, translate
 from transfer.threads import Threads
 
 STATE_FOLDER = "csi"
 """Of the cache: the driver's records."""
 
 _GRACE_S = 5.0
-_LOCK_S = 10.0
-_MAX_SOCKET_BYTES = 107
 _N_THREADS = 8
-_SCHEME = "unix://"
 
 _PageMaker = Callable[[], Awaitable[Page]]
 
@@ -64,42 +61,6 @@ class Service(StrEnum):
     NODE = "node"
     CONTROLLER = "controller"
     ALL = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where the driver listens: the path of a unix socket."""
-
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> Endpoint:
-        """Read `unix:///path/to.sock`. Raises InvalidInput."""
-        path = text.removeprefix(_SCHEME)
-        if path == text or not path.startswith("/") or not path.endswith(".sock"):
-            raise InvalidInput(f"endpoint {text[:200]!r} is not of the form unix:///path/to.sock")
-        if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
-            raise InvalidInput(f"endpoint {text[:200]!r} is longer than a socket's path may be")
-        return cls(path)
-
-    def prepare(self) -> None:
-        """Make room: a socket of an earlier process goes, anything else stays.
-
-        Raises Conflict if somebody listens there.
-        """
-        try:
-            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-                raise Conflict(f"{printable(self.path)} is there and no socket; remove it")
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(1.0)
-                probe.connect(self.path)
-            raise Conflict(f"another process listens at {printable(self.path)}; end it")
-        except ConnectionRefusedError:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise translate(error, printable(self.path)) from error
 
 
 async def serve(
@@ -126,14 +87,14 @@ async def serve(
         server = driver.server
         before = os.umask(0o177)
         try:
-            server.add_insecure_port(f"{_SCHEME}{endpoint.path}")
+            server.add_insecure_port(f"{SCHEME}{endpoint.path}")
             await server.start()
         finally:
             os.umask(before)
-        if config.metrics_address is not None:
-            await stack.enter_async_context(serving(config.metrics_address, driver.pages()))
-        _log.info("serving", extra={"endpoint": endpoint.path, "version": version})
         try:
+            if config.metrics_address is not None:
+                await _watch(stack, config.metrics_address, driver.pages())
+            _log.info("serving", extra={"endpoint": endpoint.path, "version": version})
             await _until_signal()
         finally:
             await asyncio.shield(server.stop(_GRACE_S))
@@ -160,6 +121,19 @@ async def _help(
     return events
 
 
+async def _watch(
+    stack: AsyncExitStack, address: tuple[str, int], pages: dict[str, _PageMaker]
+) -> None:
+    """Serve the pages. Raises InvalidInput where nobody could listen, Conflict if somebody does."""
+    try:
+        await stack.enter_async_context(serving(address, pages))
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        kind, why = (Conflict, "another process does") if taken else (InvalidInput, error.strerror)
+        where = f"{address[0]}:{address[1]}"
+        raise kind(f"metricsAddress: can't listen at {where}: {why}; name another one") from error
+
+
 class _Driver:
     """All parts of one driver."""
 
@@ -171,10 +145,13 @@ class _Driver:
         self._metrics = Metrics()
         self._kubelet: KubeletFolder | None = None
         self._reaches_host = False
+        self._no_mounts = ""
+        self._cache: CacheRoot | None = None
         self.server = grpc.aio.server(interceptors=[Calls(self._metrics)])
 
     async def open(self, stack: AsyncExitStack, judge: Judge | None, events: Events) -> None:
         """Make the services that are asked for; `stack` ends them."""
+        check_buckets(self._config)
         stores = Stores(self._config)
         stack.callback(stores.close)
         with_controller = self._service is not Service.NODE
@@ -201,15 +178,13 @@ class _Driver:
     ) -> VolumeService:
         config = self._config
         kubelet = self._kubelet = KubeletFolder.find(config.kubelet_dir)
-        if not config.cache.allow_root_filesystem:
-            _check_own_disk(config.cache.path, kubelet.real)
-        cache = CacheRoot(
-            config.cache.path, allow_root_filesystem=config.cache.allow_root_filesystem
-        )
+        cache = self._cache = open_cache(config.cache, kubelet.real)
         records = Records(os.path.join(cache.path, STATE_FOLDER))
-        stack.enter_context(_alone(os.path.join(records.folder, "driver.lock")))
+        stack.enter_context(alone(os.path.join(records.folder, "driver.lock")))
         mounter = Mounter(cache, records, kubelet)
         threads = stack.enter_context(Threads("csi", _N_THREADS))
+        trial, modes = os.path.join(records.folder, "trial"), config.mount.modes
+        self._no_mounts = await threads.run(why_no_mounts, trial, modes)
         if not self.why_not_ready():
             for line in await threads.run(mounter.reconcile):
                 _log.warning(line)
@@ -223,21 +198,26 @@ class _Driver:
         await stack.enter_async_context(
             helping(Scrubber(config, cache, stores, records.folder).run)
         )
+        kept = KeptVariants(os.path.join(records.folder, "variants"))
+        await threads.run(kept.sweep)
+        images = Images(config, cache, stores, records, kept, threads, facts_of_node)
+        preparing = Preparing(
+            config, cache, stores, images, fetches, threads, facts_of=facts_of_node,
+            judge=judge or judge_by(facts_of_node), metrics=self._metrics, events=events,
+        )  # fmt: skip
         return VolumeService(
-            config,
-            cache,
-            mounter,
-            stores,
-            fetches,
-            threads,
-            facts_of=facts_of_node,
-            judge=judge or judge_by(facts_of_node),
-            metrics=self._metrics,
-            events=events,
+            config, cache, mounter, stores, images, preparing, threads, events=events
         )
 
     def why_not_ready(self) -> str:
         """Why no volume could be mounted so that its Pod sees it, or nothing."""
+        if self._no_mounts:
+            return self._no_mounts
+        try:
+            if self._cache is not None:
+                self._cache.check_there()
+        except Conflict as error:
+            return str(error)
         if self._kubelet is None or self._reaches_host:
             return ""
         if not self._config.mount.require_shared or self._kubelet.is_shared():
@@ -265,47 +245,8 @@ class _Driver:
         return {"/metrics": metrics, "/healthz": alive, "/readyz": ready}
 
 
-def _check_own_disk(cache: str, kubelet: str) -> None:
-    """Raise InvalidInput where a full cache would fill kubelet's disk.
-
-    In a container this tells the node's root disk, for there `/` is the container's own.
-    """
-    there = cache if os.path.isdir(cache) else os.path.dirname(cache)
-    try:
-        same = os.stat(there).st_dev == os.stat(kubelet).st_dev
-    except OSError as error:
-        raise translate(error, f"cache {printable(cache)}") from error
-    if same:
-        raise InvalidInput(
-            f"cache {printable(cache)} lies on the disk of kubelet's folder, which a full cache"
-            " would stop; name a folder on another disk, or set cache.allowRootFilesystem and"
-            " cache.maxBytes"
-        )
-
-
 def _sizes(cache: CacheRoot, records: Records) -> tuple[int, int, int]:
     return size_bytes(cache), free_bytes(cache)[0], sum(1 for _ in records.names())
-
-
-@contextlib.contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Raise Conflict unless no other driver uses this cache; one that is ending is waited for."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        until_s = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    raise Conflict(
-                        f"another driver uses {printable(os.path.dirname(path))}; end it first"
-                    ) from None
-            time.sleep(0.1)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 async def _until_signal() -> None:

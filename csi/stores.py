@@ -6,20 +6,76 @@ Whoever uses one holds it meanwhile; of those that nobody holds, the latest used
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from csi.config import CsiConfig
-from imgfmt.errors import AccessDenied, InvalidInput, NotFound
+from imgfmt.errors import AccessDenied, ImageError, InvalidInput, NotFound, StoreUnavailable
 from transfer.catalog import Catalog, open_catalog
+from transfer.oserrors import printable
 from transfer.store.base import ClosableStore
+from transfer.store.posix import PosixStore
 from transfer.store.s3.config import Credentials
 from transfer.store.s3.options import split_options
 from transfer.store.url import open_store
 
 MAX_IDLE = 16
 _POD_OPTIONS = frozenset({"endpoint", "region", "addressing", "sign"})
+_FILE_URL = re.compile(r"(?i:file)://(localhost)?/.*")
+_CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+
+
+def check_url(url: str) -> None:
+    """Raise InvalidInput, or Unsupported, for what can't be the URL of a store.
+
+    Nothing is asked or looked at: the directory of a store may be a mount that hangs.
+    """
+    if url.lower().startswith("file://"):
+        if not _FILE_URL.fullmatch(url) or "%00" in url:
+            raise InvalidInput(f"store {url}: expected file:///path")
+    elif "://" in url:
+        open_store(url, environment={}).close()
+    elif not url.startswith("/"):
+        raise InvalidInput(
+            f"store {url}: expected an absolute path, a file:// or an s3://bucket/prefix URL"
+        )
+
+
+def check_buckets(config: CsiConfig) -> None:
+    """Raise InvalidInput, naming the key, for a bucket that this process could never ask.
+
+    Counts are the AWS variables, and the profiles and certificates that a URL names. No store is
+    asked.
+    """
+    for name, store in config.stores.items():
+        if not store.url.lower().startswith("s3://"):
+            continue
+        try:
+            open_store(store.url).close()
+            _check_files(store.url)
+        except ImageError as error:
+            raise type(error)(f"stores.{name}.url: {error}") from error
+
+
+def _check_files(url: str) -> None:
+    _, chosen = split_options(url)
+    bundles = [chosen.get("ca_bundle"), *map(os.environ.get, _CA_VARIABLES)]
+    bundle = next(filter(None, bundles), None)
+    if chosen.get("verify_tls", True) and bundle and not os.access(bundle, os.R_OK):
+        raise InvalidInput(
+            f"the CA bundle {printable(bundle)} can't be read; mount it, or leave it out"
+        )
+    if profile := chosen.get("profile"):
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+
+        try:
+            Session(profile=profile).get_scoped_config()
+        except BotoCoreError as error:
+            raise InvalidInput(f"profile {profile}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +88,7 @@ class StoreAddress:
 
 @dataclass(slots=True, eq=False)
 class OpenStore:
-    """A store in use. `catalog()` asks it for its record the first time."""
+    """A store in use. `catalog()` asks it for its record the first time, a directory each time."""
 
     store: ClosableStore
     holders: int = 0
@@ -40,10 +96,16 @@ class OpenStore:
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def catalog(self) -> Catalog:
-        """Typed reading from it. Raises NotFound if there is no store, StoreUnavailable."""
+        """Typed reading from it. Raises StoreUnavailable, also where there is no store.
+
+        The configuration says that there is one, so what lacks is a mount, or time.
+        """
         async with self._opening:
-            if self._catalog is None:
-                self._catalog = await open_catalog(self.store)
+            if self._catalog is None or isinstance(self.store, PosixStore):
+                try:
+                    self._catalog = await open_catalog(self.store)
+                except NotFound as error:
+                    raise StoreUnavailable(str(error)) from error
             return self._catalog
 
 

@@ -7,40 +7,26 @@ are by volume and target: a second call meanwhile is told to come again.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from csi.attributes import OnMismatch
-from csi.compat import FactsOf, Judge, Mismatch
 from csi.config import CsiConfig, MountMode
-from csi.errors import InProgress, Unmet
+from csi.errors import InProgress
 from csi.events import Events
-from csi.fetches import Fetches
-from csi.images import Found, Images
-from csi.metrics import Metrics
+from csi.images import Images
 from csi.mounting import Mounter, Plan
 from csi.ownership import Owner
+from csi.preparing import Preparing, Ready
 from csi.requests import PublishRequest, UnpublishRequest
-from csi.stores import StoreAddress, Stores
+from csi.stores import Stores
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, InvalidInput, NotFound, StoreUnavailable
-from imgfmt.image import Image, Variants
-from imgfmt.reference import ImageRef
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.owners import read_object
-from transfer.cache.warm import WarmConfig, WarmReport, warm
-from transfer.config import transfer_config
-from transfer.progress import Progress
-from transfer.pull import choose_image, choose_members
 from transfer.threads import Threads
-
-T = TypeVar("T")
 
 _TRIES = 5
 _log = logging.getLogger(__name__)
@@ -55,7 +41,7 @@ class VolumeUsage:
 
 
 class VolumeService:
-    """Volumes of one node. What `facts_of` gives is of the node, and chooses among variants."""
+    """Volumes of one node."""
 
     def __init__(
         self,
@@ -63,12 +49,10 @@ class VolumeService:
         cache: CacheRoot,
         mounter: Mounter,
         stores: Stores,
-        fetches: Fetches[WarmReport],
+        images: Images,
+        preparing: Preparing,
         threads: Threads,
         *,
-        facts_of: FactsOf,
-        judge: Judge,
-        metrics: Metrics,
         events: Events,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,14 +60,11 @@ class VolumeService:
         self._cache = cache
         self._mounter = mounter
         self._stores = stores
-        self._fetches = fetches
+        self._images = images
+        self._preparing = preparing
         self._threads = threads
-        self._facts_of = facts_of
-        self._judge = judge
-        self._metrics = metrics
         self._events = events
         self._now_s = now_s
-        self._images = Images(config, cache, stores, mounter.records, threads)
         self._busy: set[tuple[str, str]] = set()
         self._entries: dict[str, int] = {}
 
@@ -109,148 +90,40 @@ class VolumeService:
                 raise
 
     async def _publish(self, request: PublishRequest, target: str, until_s: float) -> None:
-        attributes, pod = request.attributes, request.pod
-        self._images.check_policy(pod.namespace, attributes)
-        address = self._stores.address(attributes.store, request.credentials, inline=pod.ephemeral)
+        reference = request.attributes.image
+        self._images.check_policy(request.pod.namespace, request.attributes)
+        address = self._stores.address(
+            request.attributes.store, request.credentials, inline=request.pod.ephemeral
+        )
         for _ in range(_TRIES):
-            left_s, what = until_s - self._now_s(), f"the store of image {attributes.image}"
-            found, judged = await _within(left_s, what, self._find(request, address))
-            if isinstance(judged, bytes):
-                plan = self._plan(request, target, found.paths, found.digest, None, judged)
-            else:
-                if found.image is None:
-                    await self._fetch(request, found, judged, until_s)
-                    found = await self._with_image(found, attributes.member, judged)
-                    if found.image is None:
-                        continue
-                plan = self._plan(request, target, found.paths, found.digest, found, None)
+            ready = await self._preparing.prepare(request, address, until_s)
+            if ready is None:
+                continue
             try:
-                await self._threads.run(self._mounter.publish, plan)
+                await self._threads.run(self._mounter.publish, self._plan(request, target, ready))
             except NotFound:
-                if attributes.sub_path and found.image is not None:
+                if request.attributes.sub_path and ready.status is None:
                     raise
                 continue  # it was evicted meanwhile
             return
-        raise StoreUnavailable(f"image {attributes.image} leaves the cache as soon as it is there")
+        raise StoreUnavailable(f"image {reference} leaves the cache as soon as it is there")
 
-    async def _find(
-        self, request: PublishRequest, address: StoreAddress
-    ) -> tuple[Found, Digest | bytes]:
-        attributes, pod = request.attributes, request.pod
-        found = await self._images.find(
-            attributes, address, namespace=pod.namespace, inline=pod.ephemeral
-        )
-        return found, await self._judged(request, found)
-
-    async def _judged(self, request: PublishRequest, found: Found) -> Digest | bytes:
-        """The image to mount, or the status file of an empty volume in its place.
-
-        Raises Unmet if the image refuses this node and the volume says `fail`.
-        """
-        reference, wish = request.attributes.image, request.attributes.on_mismatch
-        if found.image is None:
-            digest, image, mismatches = await self._chosen(found)
-        else:
-            digest, image, mismatches = found.digest, found.image, []
-        members = choose_members(image, digest, request.attributes.member)
-        mismatches += await self._threads.run(self._judge, image, members)
-        if found.image is None:
-            async with self._stores.held(found.address) as opened:
-                await self._images.check_room(await opened.catalog(), members)
-        if not mismatches:
-            return digest
-        told = f"image {reference} is not for this node: {'; '.join(map(str, mismatches))}"
-        match wish:
-            case OnMismatch.FAIL:
-                raise Unmet(
-                    f"{told}; use a node that fits, or set the volume attribute onMismatch to empty"
-                    " (starts without the snapshot) or mount (at your own risk)"
-                )
-            case OnMismatch.EMPTY:
-                self._warn(request, "SnapshotMismatch", f"{told}; the volume is empty")
-                return _status(reference, digest, mismatches)
-            case OnMismatch.MOUNT:
-                self._warn(request, "SnapshotMismatch", f"{told}; mounted all the same")
-                return digest
-
-    async def _chosen(self, found: Found) -> tuple[Digest, Image, list[Mismatch]]:
-        """The image itself, or of variants the one that fits; the preferred one if none does."""
-        async with self._stores.held(found.address) as opened:
-            catalog = await opened.catalog()
-            try:
-                return *await choose_image(catalog, found.digest, self._facts_of()), []
-            except InvalidInput as error:
-                record = await catalog.image(found.digest)
-                if not isinstance(record, Variants):
-                    raise
-                digest = record.images[0].digest
-                image = await catalog.image(digest)
-                if not isinstance(image, Image):
-                    raise
-                return digest, image, [Mismatch("variants", "one that fits", str(error))]
-
-    async def _fetch(
-        self, request: PublishRequest, found: Found, digest: Digest, until_s: float
-    ) -> None:
-        """Wait for the one fetch of this image, as long as the call may."""
-        member = request.attributes.member
-        config = self._config.fetch
-        settings = WarmConfig(
-            transfer=transfer_config(config.max_memory_bytes, buffered=config.buffered),
-            direct=not config.buffered,
-            watermarks=self._config.cache.watermarks,
-        )
-
-        async def work(progress: Progress) -> WarmReport:
-            async with self._stores.held(found.address) as opened:
-                report = await warm(
-                    self._cache,
-                    found.paths,
-                    await opened.catalog(),
-                    digest,
-                    member=member,
-                    config=settings,
-                    facts=self._facts_of(),
-                    progress=progress,
-                )
-            self._metrics.fetched(report)
-            _log.info("fetched", extra={"image": str(report.digest), "bytes": report.fetched_bytes})
-            return report
-
-        await self._fetches.wait(
-            (found.paths.name, digest, member),
-            f"image {request.attributes.image}",
-            work,
-            timeout_s=max(0.0, min(config.wait_limit_s, until_s - self._now_s())),
-        )
-
-    async def _with_image(self, found: Found, member: str | None, digest: Digest) -> Found:
-        image = await self._threads.run(self._images.complete, found.paths, digest, member)
-        return Found(found.address, found.paths, digest, image)
-
-    def _plan(
-        self,
-        request: PublishRequest,
-        target: str,
-        paths: DomainPaths,
-        digest: Digest,
-        found: Found | None,
-        status: bytes | None,
-    ) -> Plan:
+    def _plan(self, request: PublishRequest, target: str, ready: Ready) -> Plan:
         attributes, pod = request.attributes, request.pod
         mode = attributes.mount_mode or self._config.mount.mode_of(pod.namespace)
+        is_empty = ready.status is not None
         return Plan(
             volume_id=request.volume_id,
             target=target,
             fingerprint=request.fingerprint(),
-            mode=MountMode.OVERLAY if status is not None else mode,
-            image=digest,
-            paths=paths,
-            members=() if found is None else found.members(attributes.member),
-            sub_path="" if status is not None else attributes.sub_path,
+            mode=MountMode.OVERLAY if is_empty else mode,
+            image=ready.digest,
+            paths=ready.paths,
+            members=ready.members,
+            sub_path="" if is_empty else attributes.sub_path,
             owner=Owner(attributes.uid, attributes.gid, attributes.mode),
             options=request.contexts,
-            status=status,
+            status=ready.status,
             namespace=pod.namespace,
             pod=pod.name,
         )
@@ -293,36 +166,3 @@ class VolumeService:
             yield
         finally:
             self._busy.discard(key)
-
-    def _warn(self, request: PublishRequest, reason: str, message: str) -> None:
-        _log.warning(message, extra={"volume": request.volume_id, "pod": request.pod.name})
-        self._events.warning(request.pod, reason, message)
-
-
-async def _within(timeout_s: float, what: str, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Raises StoreUnavailable if it takes longer."""
-    scope = asyncio.timeout(max(0.0, timeout_s))
-    try:
-        async with scope:
-            return await work
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise StoreUnavailable(
-            f"{what}: no answer within {timeout_s:.0f} s; it is tried again"
-        ) from error
-
-
-def _status(reference: ImageRef, digest: Digest, mismatches: list[Mismatch]) -> bytes:
-    """The status file of an empty volume."""
-    return json.dumps(
-        {
-            "state": "empty",
-            "image": str(reference),
-            "digest": str(digest),
-            "mismatches": [
-                {"check": m.check, "wanted": m.wanted, "found": m.found} for m in mismatches
-            ],
-        },
-        indent=1,
-    ).encode()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ class Caller:
 class Driver:
     """`snapcask csi` with a store, a cache and a kubelet folder below `root`.
 
-    `settings` are keys of its configuration that go before what is needed.
+    `settings` are keys of its configuration that go before what is needed, `wrapper` the words
+    before its command.
     """
 
     root: Path
@@ -70,6 +71,7 @@ class Driver:
     store: FixtureStore
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    wrapper: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     disk: Disk | None = None
     log_start: int = 0
@@ -111,7 +113,7 @@ class Driver:
         config = self.root / "config.json"
         config.write_text(json.dumps(self.configuration()))
         command = [
-            sys.executable, "-m", "snapcask", "csi", "--endpoint", f"unix://{self.socket}",
+            *self.wrapper, sys.executable, "-m", "snapcask", "csi", "--endpoint", f"unix://{self.socket}",
             "--config", str(config), "--node-name", NODE, *options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:

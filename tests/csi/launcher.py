@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from csi.config_file import read_config
-from csi.server import Endpoint, serve
+from csi.endpoint import Endpoint
+from csi.server import serve
 
 _ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 
 from csi.config import LogLevel, MountMode
 from csi.config_file import parse_config, read_config
-from csi.server import Endpoint
+from csi.endpoint import Endpoint
 from imgfmt.errors import Conflict, InvalidInput, NotFound
 
 LEAST: dict[str, Any] = {"stores": {"main": {"url": "s3://bucket/prefix"}}}
@@ -35,6 +35,7 @@ def test_the_least_configuration_has_the_defaults_of_the_documentation() -> None
     assert config.default_store == "main"
     assert config.kubelet_dir == "/var/lib/kubelet"
     assert config.cache.path == "/var/lib/snapcask"
+    assert config.cache.disks == ()
     assert config.fetch.wait_limit_s == 90
     assert config.mount.mode is MountMode.OVERLAY
     assert config.log_level is LogLevel.INFO
@@ -48,7 +49,7 @@ def test_every_key_can_be_given() -> None:
     config = parse_config(
         json.dumps(
             {
-                "stores": {"a": {"url": "/x"}, "b-1": {"url": "s3://y?endpoint=http://h:1"}},
+                "stores": {"a": {"url": "/x"}, "b-1": {"url": "s3://yyy?endpoint=http://h:1"}},
                 "defaultStore": "b-1",
                 "allowPodStores": True,
                 "nodeName": "n",
@@ -57,8 +58,10 @@ def test_every_key_can_be_given() -> None:
                 "metricsAddress": "[::1]:9810",
                 "logLevel": "debug",
                 "policy": {"namespaces": {"team": ["models/llama", "x-*", "m:v3"], "*": ["*"]}},
-                "cache": {"path": "/c", "maxBytes": 5, "beginFree": 0.1, "endFree": 0.2,
-                          "allowRootFilesystem": True},
+                "cache": {"path": "/c", "disks": ["/d/1", "/d/2"], "maxBytes": 5,
+                          "beginFree": 0.1, "endFree": 0.2,
+                          "allowRootFilesystem": True,
+                          "scrubIntervalHours": 1, "scrubBytesPerSecond": 1 << 20},
                 "mount": {"mode": "bind", "namespaces": {"t": "overlay"}, "requireShared": False},
                 "fetch": {"waitLimitSeconds": 30, "idleCancelSeconds": 0, "maxParallel": 2,
                           "maxMemoryBytes": 8 << 20, "buffered": True},
@@ -70,6 +73,8 @@ def test_every_key_can_be_given() -> None:
     assert config.mount.mode_of("t") is MountMode.OVERLAY
     assert config.mount.mode_of("u") is MountMode.BIND
     assert config.cache.watermarks.max_bytes == 5
+    assert config.cache.disks == ("/d/1", "/d/2")
+    assert (config.cache.scrub_interval_s, config.cache.scrub_bytes_per_s) == (3600, 1 << 20)
     assert config.kubernetes.events
     assert parse_config(json.dumps(with_key("defaultStore", None))).default_store == "main"
 
@@ -84,14 +89,34 @@ def test_every_key_can_be_given() -> None:
         ("stores.main.url", "", "stores.main.url"),
         ("stores.main.url", 5, "stores.main.url"),
         ("stores.Main", {"url": "/x"}, "stores.Main"),
+        ("stores.main.url", "rel/dir", "stores.main.url: store rel/dir"),
+        ("stores.main.url", "http://x/y", "stores.main.url: store http://x/y"),
+        ("stores.main.url", "s3://bucket/y?foo=1", "stores.main.url: store s3://bucket/y?foo=1"),
+        ("stores.main.url", "s3://bucket/y?connections=0", "connections is at least 1"),
+        ("stores.main.url", "s3://bucket/y?endpoint=minio:9000", "endpoint 'minio:9000'"),
+        ("stores.main.url", "s3://B!", "'B!'"),
+        ("stores.main.url", "s3://bucket/../y", "stores.main.url"),
+        ("stores.main.url", "file://host/y", "stores.main.url"),
+        ("stores.main.url", "file://", "stores.main.url"),
         ("stores", {}, "stores"),
         ("stores", [], "stores"),
         ("defaultStore", "other", "defaultStore"),
-        ("nodeName", "x" * 257, "nodeName"),
+        ("nodeName", "x" * 257, "nodeName is not a string of 1 to 256 bytes"),
+        ("nodeName", "a b\n", "nodeName 'a b\\n' has characters that can't be printed"),
+        ("nodeName", "\ud800", "nodeName '\\ud800' has characters"),
         ("kubeletDir", "var/lib/kubelet", "kubeletDir"),
         ("kubeletDir", "/var/lib/kubelet/", "kubeletDir"),
         ("kubeletDir", "/var/../x", "kubeletDir"),
         ("cache.path", "cache", "cache.path"),
+        ("cache.disks", "/d", "cache.disks"),
+        ("cache.disks", ["/d", 1], "cache.disks: '1'"),
+        ("cache.disks", ["/d", "d"], "cache.disks: 'd'"),
+        ("cache.disks", ["/d", "/d"], "cache.disks"),
+        ("cache", {"path": "/c", "disks": ["/c"]}, "cache.disks"),
+        ("cache", {"path": "/c", "disks": ["/c/d"]}, "cache.disks"),
+        ("cache.path", "/var/lib/kubelet", "cache.path: '/var/lib/kubelet' holds kubeletDir"),
+        ("cache.path", "/var/lib", "cache.path: '/var/lib' holds kubeletDir"),
+        ("cache.disks", ["/var"], "cache.disks: '/var' holds kubeletDir"),
         ("cache.maxBytes", 0, "cache.maxBytes"),
         ("cache.maxBytes", 1.5, "cache.maxBytes"),
         ("cache.maxBytes", True, "cache.maxBytes"),
@@ -104,9 +129,15 @@ def test_every_key_can_be_given() -> None:
         ("fetch.maxParallel", 0, "fetch.maxParallel"),
         ("mount.mode", "fuse", "mount.mode"),
         ("mount.namespaces", {"a": "x"}, "mount.namespaces.a"),
+        ("mount.namespaces", {"Team": "bind"}, "mount.namespaces.Team"),
+        ("mount.namespaces", {"*": "bind"}, "mount.namespaces.*"),
         ("policy.namespaces", {"a": "models"}, "policy.namespaces.a"),
         ("policy.namespaces", {"a": ["/models"]}, "policy.namespaces.a"),
         ("policy.namespaces", {"a": ["Models"]}, "policy.namespaces.a"),
+        ("policy.namespaces", {"a": ["models/llama-"]}, "policy.namespaces.a"),
+        ("policy.namespaces", {"a": ["models/llama:v*"]}, "policy.namespaces.a"),
+        ("policy.namespaces", {"a": ["m*s"]}, "policy.namespaces.a"),
+        ("policy.namespaces", {"a": [""]}, "policy.namespaces.a"),
         ("policy.namespaces", {"a": ["blake3:" + "0" * 64]}, "policy.namespaces.a"),
         ("policy.namespaces", {"Team": ["*"]}, "policy.namespaces.Team"),
         ("policy", {"singleTenant": True, "namespaces": {"a": ["*"]}}, "singleTenant"),
@@ -117,6 +148,11 @@ def test_every_key_can_be_given() -> None:
         ("metricsAddress", ":99999", "metricsAddress"),
         ("logLevel", "trace", "logLevel"),
         ("kubernetes.events", 1, "kubernetes.events"),
+        ("kubernetes.removeTaint", "bad key!", "kubernetes.removeTaint"),
+        ("kubernetes.removeTaint", "a.b/c:NoSchedule", "kubernetes.removeTaint"),
+        ("kubernetes.removeTaint", "a.b/c=x:NoSchedule", "the key of a taint: a.b/c"),
+        ("kubernetes.removeTaint", "a/b/c", "kubernetes.removeTaint"),
+        ("kubernetes.removeTaint", "x" * 64, "kubernetes.removeTaint"),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: Any, word: str) -> None:
@@ -124,6 +160,27 @@ def test_what_is_wrong_is_named(path: str, value: Any, word: str) -> None:
         parse_config(json.dumps(with_key(path, value)))
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["/mnt/store", "/mnt/store/", "/", "file:///mnt/a%20b", "file://localhost/mnt", "s3://bucket",
+     "S3://bucket/a?endpoint=https://h:9000/x&sign=no&verify-tls=no&ca-bundle=/nosuch"],
+)  # fmt: skip
+def test_a_store_s_url_is_looked_at_and_nothing_else(url: str) -> None:
+    assert parse_config(json.dumps(with_key("stores.main.url", url))).stores["main"].url == url
+
+
+@pytest.mark.parametrize("key", ["csi.snapcask.dev/agent-not-ready", "starting", "a-1.b/C_d.e"])
+def test_the_key_of_a_taint_may_have_a_prefix(key: str) -> None:
+    parsed = parse_config(json.dumps(with_key("kubernetes.removeTaint", key)))
+    assert parsed.kubernetes.remove_taint == key
+
+
+@pytest.mark.parametrize("prefix", ["models/llama/", "models/llama-*", "models/*", "m", "*", "m:v"])
+def test_prefixes_of_every_kind_can_be_given(prefix: str) -> None:
+    parsed = parse_config(json.dumps(with_key("policy.namespaces", {"a": [prefix]})))
+    assert parsed.policy.namespaces["a"] == (prefix,)
 
 
 @pytest.mark.parametrize(
@@ -214,3 +271,50 @@ def test_the_command_says_in_one_line_what_is_missing(tmp_path: Path, arguments:
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert "--node-name" in done.stderr
+
+
+def started(tmp_path: Path, endpoint: str = "", **settings: Any) -> str:
+    """What a driver says that ends at once, in one line."""
+    config = tmp_path / "c.json"
+    given = {**LEAST, "kubeletDir": "/nonexistent", **settings}
+    config.write_text(json.dumps(given))
+    done = subprocess.run(
+        [sys.executable, "-m", "snapcask", "csi", "--endpoint",
+         endpoint or f"unix://{tmp_path}/c.sock", "--config", str(config),
+         "--service", "controller"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, done.stderr
+    assert "internal" not in lines[0]
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [("ca-bundle=/nosuch.crt", "the CA bundle /nosuch.crt"), ("profile=nosuch", "profile nosuch")],
+)
+def test_what_a_url_names_has_to_be_there_at_the_start(
+    tmp_path: Path, option: str, word: str
+) -> None:
+    line = started(tmp_path, stores={"main": {"url": f"s3://bucket/prefix?{option}"}})
+    assert "stores.main.url" in line
+    assert word in line
+
+
+def test_a_socket_whose_folder_is_not_there_is_told_of(tmp_path: Path) -> None:
+    line = started(tmp_path, endpoint="unix:///nosuch/x.sock")
+    assert "endpoint /nosuch/x.sock: its folder is not there" in line
+
+
+def test_a_metrics_address_that_nobody_can_listen_at_is_told_of(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        line = started(tmp_path, metricsAddress=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert "metricsAddress" in line
+    assert "another process does" in line
+    assert "metricsAddress" in started(tmp_path, metricsAddress="192.0.2.1:9810")

@@ -8,10 +8,11 @@ import grpc
 import pytest
 
 from csi.proto import csi_pb2 as pb
+from imgfmt.image import Image, Member, Variant, Variants
 from tests.csi.driver import Caller, Driver
 from tests.csi.pods import MODES, PodVolume, code_of, point, tagged
 from tests.transfer.cache.support import snapshot
-from tests.transfer.fixture_store import contents, expected, run
+from tests.transfer.fixture_store import Node, contents, expected, run
 
 pytestmark = pytest.mark.root
 
@@ -78,6 +79,28 @@ def test_a_volume_pins_what_the_tag_meant_until_it_is_deleted(
     caller.call("DeleteVolume", pb.DeleteVolumeRequest(volume_id=newer.volume_id))
 
 
+def test_a_volume_whose_record_is_damaged_is_made_anew_or_deleted(
+    driver: Driver, caller: Caller
+) -> None:
+    old = driver.store.add(OLD)
+    name = tagged(driver.store, "models/rot", old)
+    for again in (True, False):
+        volume = caller.call("CreateVolume", create("pvc-rot", image=name)).volume
+        for path in driver.store.root.glob("refs/_volumes+*/*/*"):
+            path.write_bytes(b"rot" + path.read_bytes()[3:])
+        made = pb.CreateSnapshotRequest(name="s", source_volume_id=volume.volume_id)
+        code, text = refused(caller, "CreateSnapshot", made)
+        assert code == "DATA_LOSS"
+        assert volume.volume_id in text
+        assert "make a new claim" in text
+        if again:
+            assert caller.call("CreateVolume", create("pvc-rot", image=name)).volume == volume
+        caller.call("DeleteVolume", pb.DeleteVolumeRequest(volume_id=volume.volume_id))
+        assert refused(caller, "CreateSnapshot", made)[0] == "NOT_FOUND"
+        held = [r for r in run(driver.store.store.list_references()) if r.record.target]
+        assert [r.record.name for r in held if r.record.name.startswith("_")] == []
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -119,6 +142,56 @@ def test_what_can_t_be_created(driver: Driver, caller: Caller) -> None:
     clone = create("a", image=name)
     clone.volume_content_source.volume.volume_id = "x"
     assert refused(caller, "CreateVolume", clone)[0] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "flags", "code", "word"),
+    [
+        ({"member": "zz"}, (), "NOT_FOUND", "has no member 'zz'; it has a, b"),
+        ({"member": "a", "subPath": "zz"}, (), "NOT_FOUND", "subPath zz"),
+        ({"member": "a", "subPath": "f"}, (), "NOT_FOUND", "subPath f"),
+        ({"member": "a", "subPath": "s/g"}, (), "NOT_FOUND", "subPath s/g"),
+        ({"member": "a", "subPath": "l"}, (), "NOT_FOUND", "subPath l"),
+        ({"subPath": "s"}, (), "INVALID_ARGUMENT", "add member, one of a, b"),
+        ({"mountMode": "bind", "uid": "3"}, (), "INVALID_ARGUMENT", "mount mode overlay"),
+        ({"mountMode": "bind"}, ('context="u:r:t"',), "INVALID_ARGUMENT", "mount mode overlay"),
+        ({}, ("rw",), "INVALID_ARGUMENT", "mount option 'rw'"),
+    ],
+)
+def test_a_volume_that_no_node_could_mount_is_not_made(
+    driver: Driver,
+    caller: Caller,
+    parameters: dict[str, Any],
+    flags: tuple[str, ...],
+    code: str,
+    word: str,
+) -> None:
+    tree = driver.store.add_tree({b"f": Node(b"1"), b"s/g": Node(b"2"), b"l": Node(target=b"s")})
+    members = (Member("a", tree), Member("b", tree))
+    image = tagged(driver.store, "models/two", driver.store.add_record(Image(members)))
+    message = create("pvc-x", image=image, **parameters)
+    message.volume_capabilities[0].mount.mount_flags.extend(flags)
+    for _ in range(2):
+        found, text = refused(caller, "CreateVolume", message)
+        assert (found, word in text) == (code, True), text
+    held = [r for r in run(driver.store.store.list_references()) if r.record.target]
+    assert [r.record.name for r in held if r.record.name.startswith("_")] == []
+    parameters = {"member": "b", "subPath": "s", "uid": "3"}
+    volume = caller.call("CreateVolume", create("pvc-x", image=image, **parameters)).volume
+    caller.call("NodePublishVolume", of_volume(driver, "p", volume).publish())
+    caller.call("DeleteVolume", pb.DeleteVolumeRequest(volume_id=volume.volume_id))
+
+
+def test_variants_are_a_volume_if_one_of_them_can_be_mounted(
+    driver: Driver, caller: Caller
+) -> None:
+    tree = driver.store.add_tree({b"f": Node(b"1")})
+    found = [driver.store.add_record(Image((Member(name, tree),))) for name in ("a", "b")]
+    both = driver.store.add_record(Variants(tuple(Variant(image) for image in found)))
+    image = tagged(driver.store, "models/either", both)
+    assert refused(caller, "CreateVolume", create("v", image=image, member="zz"))[0] == "NOT_FOUND"
+    volume = caller.call("CreateVolume", create("v", image=image, member="b")).volume
+    caller.call("DeleteVolume", pb.DeleteVolumeRequest(volume_id=volume.volume_id))
 
 
 def test_a_claim_from_a_snapshot(driver: Driver, caller: Caller) -> None:

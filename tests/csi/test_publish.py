@@ -301,6 +301,7 @@ def test_block_access_is_refused(driver: Driver, caller: Caller, image: str) -> 
         ({"image": "models/llama:v1", "uid": "-1"}, "INVALID_ARGUMENT", "uid"),
         ({"image": "models/llama:v1", "gid": "4294967295"}, "INVALID_ARGUMENT", "gid"),
         ({"image": "models/llama:v1", "mode": "4755"}, "INVALID_ARGUMENT", "mode"),
+        ({"image": "models/llama:v1", "mode": "99"}, "INVALID_ARGUMENT", "444 or 0444, in octal"),
         ({"image": "models/llama:v1", "pullPolicy": "Never"}, "INVALID_ARGUMENT", "pullPolicy"),
         ({"image": "models/llama:v1", "onMismatch": "x"}, "INVALID_ARGUMENT", "onMismatch"),
         ({"image": "models/llama:v1", "view": "catalog"}, "INVALID_ARGUMENT", "view"),

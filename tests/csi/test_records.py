@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import grpc
@@ -23,10 +24,15 @@ NODES = snapshot(1, mib=2)
 
 @pytest.mark.root
 @pytest.mark.parametrize("damage", ["lost", "garbage", "another version"])
-def test_a_lost_record_loses_no_mount(stopped: Driver, damage: str) -> None:
-    image = tagged(stopped.store, "models/llama", stopped.store.add(NODES))
+@pytest.mark.parametrize("mode", ["overlay", "bind", "bind of members"])
+def test_a_lost_record_loses_no_mount(stopped: Driver, damage: str, mode: str) -> None:
+    tree, other = (stopped.store.add_tree(nodes) for nodes in (NODES, snapshot(2, mib=2)))
+    trees = (tree, other) if mode == "bind of members" else (tree,)
+    image = tagged(stopped.store, "models/llama", stopped.store.add_image(*trees))
+    stopped.settings = {"mount": {"mode": mode.partition(" ")[0]}}
     caller = Caller(stopped.start().socket)
     pod = PodVolume(stopped.kubelet, "p", {"image": image})
+    root = pod.target / "rank-0" if len(trees) > 1 else pod.target
     caller.call("NodePublishVolume", pod.publish())
     stopped.kill()
     caller.close()
@@ -38,12 +44,36 @@ def test_a_lost_record_loses_no_mount(stopped: Driver, damage: str) -> None:
         else:
             record.write_text(record.read_text().replace('"version": 1', '"version": 9'))
     caller = Caller(stopped.start().socket)
-    assert contents(pod.target) == expected(NODES)
+    assert contents(root) == expected(NODES)
     caller.call("NodePublishVolume", pod.publish())  # kubelet restarts too
-    assert len(ours(pod.folder)) == 1
+    assert len(ours(pod.folder)) == (1 if len(trees) == 1 else 3)
     caller.call("NodeUnpublishVolume", pod.unpublish())
     assert not pod.target.exists()
     assert leftovers(stopped.cache) == []
+    caller.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["removed", "moved", "emptied"])
+def test_a_cache_that_goes_away_is_noticed_and_pods_still_end(stopped: Driver, how: str) -> None:
+    image = tagged(stopped.store, "models/llama", stopped.store.add(NODES))
+    caller = Caller(stopped.start().socket)
+    pod, later = (PodVolume(stopped.kubelet, name, {"image": image}) for name in ("p", "q"))
+    caller.call("NodePublishVolume", pod.publish())
+    match how:
+        case "removed":
+            shutil.rmtree(stopped.cache)
+        case "moved":
+            stopped.cache.rename(stopped.cache.parent / "moved")
+        case _:
+            shutil.rmtree(stopped.cache / "domains")
+    assert not caller.call("Probe", pb.ProbeRequest()).ready.value
+    with pytest.raises(grpc.RpcError, match="was removed meanwhile; start again") as caught:
+        caller.call("NodePublishVolume", later.publish())
+    assert code_of(caught.value) == "UNAVAILABLE"
+    caller.call("NodeUnpublishVolume", pod.unpublish())
+    assert not pod.target.exists()
+    assert not ours(pod.folder)
     caller.close()
 
 

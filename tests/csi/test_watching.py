@@ -8,14 +8,20 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 
+from csi.config import MountMode
+from csi.proto import csi_pb2 as pb
+from csi.trial import why_no_mounts
 from tests.csi.driver import Caller, Driver
-from tests.csi.pods import PodVolume, tagged
+from tests.csi.pods import PodVolume, code_of, tagged
 from tests.transfer.cache.support import snapshot
 from tests.transfer.s3.servers import free_ports
+from transfer.mounts import bind_tree, mount_table
 
 pytestmark = pytest.mark.root
 
@@ -68,6 +74,43 @@ def test_it_is_not_ready_while_its_mounts_stay_inside(stopped: Driver) -> None:
     assert get(port, "/healthz")[0] == 200
 
 
+@pytest.mark.parametrize("mode", ["overlay", "bind"])
+def test_it_is_not_ready_while_it_may_not_mount(stopped: Driver, mode: str) -> None:
+    [port] = free_ports(1)
+    stopped.settings = {"metricsAddress": f"127.0.0.1:{port}", "mount": {"mode": mode}}
+    stopped.wrapper = ("setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin")
+    image = tagged(stopped.store, "models/llama", stopped.store.add(snapshot(1, mib=2)))
+    caller = Caller(stopped.start().socket)
+    assert not caller.call("Probe", pb.ProbeRequest()).ready.value
+    pod = PodVolume(stopped.kubelet, "p", {"image": image})
+    with pytest.raises(grpc.RpcError) as caught:
+        caller.call("NodePublishVolume", pod.publish())
+    assert code_of(caught.value) == "UNAVAILABLE"
+    status, text = get(port, "/readyz")
+    assert status == 503
+    assert "privileged: true" in text
+    assert get(port, "/healthz")[0] == 200
+    caller.close()
+
+
+def test_trying_out_leaves_nothing_and_mends_what_a_killed_trial_left(stopped: Driver) -> None:
+    folder = stopped.disk.root / "trial"  # type: ignore[union-attr]
+    (folder / "at").mkdir(parents=True)
+    bind_tree(str(folder), str(folder / "at"))
+    assert why_no_mounts(str(folder), list(MountMode)) == ""
+    assert not folder.exists()
+    (folder.parent / "file").touch()
+    assert "not a directory" in why_no_mounts(str(folder.parent / "file" / "x"), list(MountMode))
+    full = folder.parent / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", full], check=True)
+    assert why_no_mounts(str(full / "trial"), list(MountMode)) == ""
+    subprocess.run(["umount", full], check=True)
+    stopped.start()
+    assert not (stopped.cache / "csi" / "trial").exists()
+    assert not [e for e in mount_table() if e.directory.startswith(f"{stopped.cache}/")]
+
+
 def test_every_log_line_is_json_with_the_volume_and_the_pod(driver: Driver, caller: Caller) -> None:
     image = tagged(driver.store, "models/llama", driver.store.add(snapshot(1, mib=2)))
     pod = PodVolume(driver.kubelet, "p", {"image": image})
@@ -78,6 +121,10 @@ def test_every_log_line_is_json_with_the_volume_and_the_pod(driver: Driver, call
     assert line["volume"] == pod.volume_id
     assert (line["pod_namespace"], line["pod"], line["code"]) == ("team-a", "pod-p", "OK")
     assert all({"time", "level", "message"} <= set(one) for one in lines)
+    times = [datetime.fromisoformat(one["time"]) for one in lines]
+    assert all(time.utcoffset() == timedelta(0) for time in times)
+    assert times == sorted(times)
+    assert abs(datetime.now(UTC) - times[-1]) < timedelta(minutes=5)
 
 
 def test_the_idle_driver_is_small_and_holds_no_gpu(stopped: Driver) -> None:

@@ -47,12 +47,13 @@ MATRIX: Mapping[str, Values] = {
     "policy": {
         "policy": {"namespaces": {"team-a": ["models/llama-*", "m:v3"], "*": ["shared"]}},
         "stores": {
-            "main": {"url": 's3://b/p?endpoint=https://x:9000&region="<eu>"'},
+            "main": {"url": 's3://bbb/p?endpoint=https://x:9000&region="<eu>"'},
             "nfs-2": {"url": "/mnt/store"},
         },
         "defaultStore": "nfs-2",
         "allowPodStores": True,
     },
+    "stores without a default": {"stores": {"main": {"url": "s3://bbb"}, "nfs": {"url": "/x"}}},
     "single tenant": {"policy": {"singleTenant": True}},
     "bind": {"mount": {"mode": "bind", "namespaces": {"team-b": "overlay"}}},
     "bind for a namespace": {"mount": {"namespaces": {"team-b": "bind"}}},
@@ -72,6 +73,14 @@ MATRIX: Mapping[str, Values] = {
     "sizes as numbers": {
         "cache": {"maxBytes": 3_000_000_000_000, "allowRootFilesystem": True},
         "fetch": {"maxMemoryBytes": 6 << 20, "idleCancelSeconds": 0, "buffered": True},
+    },
+    "further disks": {
+        **WITH_CONTROLLER,
+        "cache": {
+            "path": "/mnt/nvme0/snapcask",
+            "disks": ["/mnt/nvme1/snapcask", "/mnt/nvme0/snapcask-2", "/mnt/a disk"],
+            "disksHostPathType": "DirectoryOrCreate",
+        },
     },
     "no kubernetes api": {"kubernetes": {"events": False}},
     "taint": {"kubernetes": {"events": False, "removeTaint": "csi.snapcask.dev/agent-not-ready"}},
@@ -109,6 +118,13 @@ MATRIX: Mapping[str, Values] = {
         "driverName": "snapshots.example.com",
         "nameOverride": "snaps",
         "commonLabels": {"example.com/team": "platform"},
+    },
+    "labels over labels": {
+        "commonLabels": {"example.com/team": "platform", "a": "b"},
+        **WITH_CONTROLLER,
+        "node": {"podLabels": {"example.com/team": "nodes"}},
+        "csiDriver": {"labels": {"a": ""}},
+        "metrics": {"podMonitor": {"enabled": True, "labels": {"a": "c"}}},
     },
     "a long name": {**WITH_CONTROLLER, "fullnameOverride": "a-name-that-is-too-long-" * 3},
     "images by digest": {
@@ -241,6 +257,15 @@ class Rendered:
         return parse_config(self.config_text())
 
 
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which others take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"twice among {keys}"
+        return super().construct_mapping(node, deep)
+
+
 def helm(jobs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What Helm makes of the jobs, by their names; see helm_worker.py."""
     done = subprocess.run(
@@ -261,7 +286,7 @@ def rendered(found: Mapping[str, Any]) -> Rendered:
         if path.endswith("NOTES.txt"):
             notes = text
         else:
-            objects += [document for document in yaml.safe_load_all(text) if document]
+            objects += [document for document in yaml.load_all(text, _Strict) if document]
     return Rendered(objects, notes)
 
 

@@ -33,6 +33,7 @@ from tests.deploy.chart import (
     volume,
 )
 from tests.deploy.refusals import REFUSED
+from transfer.store.s3.options import OPTIONS
 
 _DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 _POD = {"component": "app.kubernetes.io/component"}
@@ -149,6 +150,7 @@ def test_the_driver_accepts_its_configuration_and_finds_the_values_in_it(
     assert dict(config.mount.namespaces) == values["mount"]["namespaces"]
     assert config.mount.require_shared
     assert config.cache.path == values["cache"]["path"]
+    assert list(config.cache.disks) == values["cache"]["disks"]
     assert config.cache.watermarks.begin_free == values["cache"]["beginFree"]
     assert config.cache.watermarks.end_free == values["cache"]["endFree"]
     assert config.cache.allow_root_filesystem == values["cache"]["allowRootFilesystem"]
@@ -173,6 +175,20 @@ def test_sizes_may_be_written_with_units(charts: Mapping[str, Rendered]) -> None
     assert number.fetch.max_memory_bytes == 6 << 20
     assert charts["least"].config().cache.watermarks.max_bytes is None
     assert charts["least"].config().fetch.max_memory_bytes == 128 << 20
+
+
+def test_the_schema_knows_the_options_of_buckets() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    pattern = schema["properties"]["stores"]["additionalProperties"]["properties"]["url"]["pattern"]
+    assert set(re.findall(r"[a-z-]+", pattern.split("[?](")[1].split(")=")[0])) == set(OPTIONS)
+
+
+def test_a_label_may_be_said_again_and_is_there_once(charts: Mapping[str, Rendered]) -> None:
+    chart = charts["labels over labels"]
+    [monitor], [driver] = chart.all("PodMonitor"), chart.all("CSIDriver")
+    assert (monitor["metadata"]["labels"]["a"], driver["metadata"]["labels"]["a"]) == ("c", "")
+    of_pods = chart.one("DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert (of_pods["example.com/team"], of_pods["a"]) == ("nodes", "b")
 
 
 def test_without_a_word_of_the_administrator_nothing_may_be_mounted(
@@ -228,17 +244,21 @@ def test_pods_and_cache_have_the_same_path_on_the_host_and_in_the_driver(
     assert pods["mountPath"] == volume(node, "pods")["hostPath"]["path"] == config.kubelet_dir
     assert cache["mountPath"] == volume(node, "cache")["hostPath"]["path"] == config.cache.path
     assert volume(node, "cache")["hostPath"]["type"] == values["cache"]["hostPathType"]
+    for i, path in enumerate(config.cache.disks):
+        on_host = volume(node, f"disk-{i}")["hostPath"]
+        assert on_host == {"path": path, "type": values["cache"]["disksHostPathType"]}
+        assert mount(driver, f"disk-{i}")["mountPath"] == path
 
 
 def test_mounts_of_the_driver_reach_the_host_and_only_those_in_pods(chart: Rendered) -> None:
+    disks = {f"disk-{i}": "HostToContainer" for i in range(len(chart.config().cache.disks))}
     for workload in chart.workloads():
         for found in containers(workload):
             for item in found["volumeMounts"]:
                 expected = None
                 if (workload["kind"], found["name"]) == ("DaemonSet", "driver"):
-                    expected = {"pods": "Bidirectional", "cache": "HostToContainer"}.get(
-                        item["name"]
-                    )
+                    known = {"pods": "Bidirectional", "cache": "HostToContainer", **disks}
+                    expected = known.get(item["name"])
                 assert item.get("mountPropagation") == expected, (found["name"], item)
 
 
@@ -266,6 +286,7 @@ def test_nothing_of_the_host_is_seen_beside_what_the_driver_needs(chart: Rendere
         spec = workload["spec"]["template"]["spec"]
         names = {v["name"] for v in spec["volumes"] if "hostPath" in v}
         wanted = {"socket", "registration", "pods", "cache"}
+        wanted |= {f"disk-{i}" for i in range(len(chart.config().cache.disks))}
         assert names == (wanted if workload["kind"] == "DaemonSet" else set())
         assert "hostPID" not in spec
         assert "hostIPC" not in spec
@@ -570,6 +591,14 @@ def test_the_csidriver_object_can_be_kept_narrowed_or_left_to_others(
 
 
 # ---- Notes -------------------------------------------------------------------------------------
+
+
+def test_the_notes_tell_of_stores_among_which_each_volume_has_to_choose(
+    charts: Mapping[str, Rendered],
+) -> None:
+    told = [name for name, chart in charts.items() if "no defaultStore" in chart.notes]
+    assert told == ["stores without a default"]
+    assert "main, nfs" in charts["stores without a default"].notes
 
 
 def test_the_notes_warn_of_uninstalling_while_volumes_are_mounted(chart: Rendered) -> None:

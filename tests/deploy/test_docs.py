@@ -119,3 +119,10 @@ def test_metrics_that_the_runbook_names_are_those_of_the_driver() -> None:
     known = Path(ROOT / "csi" / "metrics.py").read_text()
     for name in set(re.findall(r"snapcask_[a-z_]+", _RUNBOOK)):
         assert f'"{name.removesuffix("_total")}"' in known, name
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_every_row_is_in_a_table_that_has_a_head(page: str) -> None:
+    for block in (ROOT / "docs" / page).read_text().split("\n\n"):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert not rows or re.fullmatch(r"(\|:?-+:?)+\|", rows[1]), rows[0]

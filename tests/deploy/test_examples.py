@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,16 @@ import yaml
 
 from csi.attributes import VolumeAttributes, read_attributes
 from csi.config import CsiConfig, MountMode
+from csi.mountable import check_image
 from csi.policy import check_allowed
 from csi.proto import csi_pb2 as pb
 from csi.requests import create_request, publish_request, read_credentials
 from csi.stores import Stores
 from imgfmt.reference import parse_reference
-from tests.deploy.chart import EXAMPLES, Object, Rendered, complaints
+from tests.deploy.chart import EXAMPLES, ROOT, Object, Rendered, complaints
+from tests.transfer.fixture_store import run
+from transfer.catalog import open_catalog
+from transfer.store.posix import PosixStore
 
 _DRIVER = "csi.snapcask.dev"
 _TOLD = "csi.storage.k8s.io/"
@@ -120,6 +127,43 @@ def test_the_driver_takes_inline_volumes_and_the_policy_allows_them(config: CsiC
             credentials = read_credentials(secret["stringData"])
             assert credentials is not None
             assert stores.address(found.store, credentials).url.startswith("s3://")
+
+
+def test_what_the_runbook_pushes_is_what_the_examples_can_mount(tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "file").write_bytes(b"x")
+    runbook = (ROOT / "docs" / "kubernetes.md").read_text().partition("\n## Create\n")[2]
+    commands = re.findall(r"^snapcask ([^#\n]+)", runbook.partition("\n## ")[0], re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["init", "push"]
+    for command in commands:
+        told = command.replace("DIR", str(tmp_path / "dir"))
+        told = told.replace("s3://snapshots/prod", str(tmp_path / "store"))
+        words = [sys.executable, "-m", "snapcask", *told.split()]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    mounted = [found["volumeAttributes"] for _, _, found in _volumes("csi")]
+    mounted += [v["spec"]["csi"]["volumeAttributes"] for v in _kind("PersistentVolume")]
+    mounted += [of["parameters"] for of in _kind("StorageClass") if of.get("parameters")]
+    pushed = [a for a in mounted if a["image"] == commands[1].split()[2]]
+    assert len(pushed) >= 5
+    store = PosixStore(str(tmp_path / "store"))
+    catalog = run(open_catalog(store))
+    digest = run(catalog.resolve(parse_reference(pushed[0]["image"])))
+    for attributes in pushed:
+        run(check_image(catalog, digest, read_attributes(attributes, inline=False)))
+    store.close()
+
+
+def test_the_values_beside_the_examples_say_how_the_runbook_installs() -> None:
+    said = (EXAMPLES / "values-policy.yaml").read_text()
+    commands = [line[2:] for line in said.splitlines() if re.match("# (helm|kubectl) ", line)]
+    runbook = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert len(commands) == 3
+    for command in commands:
+        assert (
+            f"   {command.replace('deploy/examples/values-policy.yaml', 'my-values.yaml')}\n"
+            in (runbook)
+        )
 
 
 def test_pods_in_user_namespaces_get_bind_mounts(config: CsiConfig) -> None:

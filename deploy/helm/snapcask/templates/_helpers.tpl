@@ -23,7 +23,8 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels: dict "root" $ "component" "node", or without component for what all share */}}
+{{/* Labels: dict "root" $ "component" "node", or without component for what all share. `more`, if
+there is any, goes before commonLabels. */}}
 {{- define "snapcask.selector" -}}
 app.kubernetes.io/name: {{ include "snapcask.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -32,12 +33,20 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{- define "snapcask.moreLabels" -}}
+{{- $all := deepCopy .root.Values.commonLabels -}}
+{{- range $key, $value := .more -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- with $all }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* Of Pods; nothing that changes with the chart's version alone, which would restart them */}}
 {{- define "snapcask.podLabels" -}}
 {{ include "snapcask.selector" . }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "snapcask.moreLabels" . }}
 {{- end -}}
 
 {{- define "snapcask.labels" -}}
@@ -45,9 +54,7 @@ app.kubernetes.io/component: {{ . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "snapcask.moreLabels" . }}
 {{- end -}}
 
 {{/* An image with its tag or digest */}}
@@ -61,37 +68,35 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- include "snapcask.image" (dict "repository" $repository "digest" $image.digest "tag" (default .Chart.AppVersion $image.tag)) -}}
 {{- end -}}
 
-{{/* A number of bytes: of a number, or of text such as 128Mi */}}
+{{/* Bytes, of a number or of text such as 128Mi: dict "value" VALUE "key" KEY "least" TEXT */}}
 {{- define "snapcask.bytes" -}}
-{{- if kindIs "string" . -}}
 {{- $factors := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- mul (regexFind "^[0-9]+" . | int64) (get $factors (regexFind "[A-Za-z]*$" .) | int64) -}}
-{{- else -}}
-{{- int64 . -}}
+{{- $text := ternary .value (printf "%.0f" (float64 .value)) (kindIs "string" .value) -}}
+{{- $number := regexFind "^[0-9]+" $text -}}
+{{- $factor := get $factors (regexFind "[A-Za-z]*$" $text) -}}
+{{- if ge (mulf (float64 $number) $factor) 9.2e18 -}}
+{{- fail (printf "%s: %s is too large" .key $text) -}}
 {{- end -}}
+{{- $bytes := mul (int64 $number) (int64 $factor) -}}
+{{- with .least -}}
+{{- if lt $bytes (include "snapcask.bytes" (dict "value" .) | int64) -}}
+{{- fail (printf "%s: %s is less than %s" $.key $text .) -}}
+{{- end -}}
+{{- end -}}
+{{- $bytes -}}
 {{- end -}}
 
 {{/* The driver's configuration. It is given the folder of Pods alone, the only one it mounts in. */}}
 {{- define "snapcask.config" -}}
 {{- $values := .Values -}}
-{{- if not $values.stores -}}
-{{- fail "stores: name at least one, for example --set stores.main.url=s3://bucket/prefix" -}}
-{{- end -}}
-{{- with $values.defaultStore -}}
-{{- if not (hasKey $values.stores .) -}}
-{{- fail (printf "defaultStore: %s is not one of stores" .) -}}
-{{- end -}}
-{{- end -}}
-{{- if lt (float64 $values.cache.endFree) (float64 $values.cache.beginFree) -}}
-{{- fail "cache.endFree is less than cache.beginFree" -}}
-{{- end -}}
-{{- $cache := omit $values.cache "hostPathType" "maxBytes" "scrubBytesPerSecond" -}}
-{{- $cache = set $cache "scrubBytesPerSecond" (include "snapcask.bytes" $values.cache.scrubBytesPerSecond | int64) -}}
+{{- include "snapcask.checks" . -}}
+{{- $cache := omit $values.cache "hostPathType" "disksHostPathType" "maxBytes" "scrubBytesPerSecond" -}}
+{{- $cache = set $cache "scrubBytesPerSecond" (include "snapcask.bytes" (dict "value" $values.cache.scrubBytesPerSecond "key" "cache.scrubBytesPerSecond" "least" "1Mi") | int64) -}}
 {{- if $values.cache.maxBytes -}}
-{{- $cache = set $cache "maxBytes" (include "snapcask.bytes" $values.cache.maxBytes | int64) -}}
+{{- $cache = set $cache "maxBytes" (include "snapcask.bytes" (dict "value" $values.cache.maxBytes "key" "cache.maxBytes") | int64) -}}
 {{- end -}}
 {{- $fetch := omit $values.fetch "maxMemoryBytes" -}}
-{{- $fetch = set $fetch "maxMemoryBytes" (include "snapcask.bytes" $values.fetch.maxMemoryBytes | int64) -}}
+{{- $fetch = set $fetch "maxMemoryBytes" (include "snapcask.bytes" (dict "value" $values.fetch.maxMemoryBytes "key" "fetch.maxMemoryBytes" "least" "6Mi") | int64) -}}
 {{- $config := dict
   "driverName" $values.driverName
   "kubeletDir" (printf "%s/pods" $values.kubeletDir)

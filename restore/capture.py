@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ STOP_DEADLINE_S = 5.0
 _POLL_S = 0.001
 _PAGES_ID = 1
 _BLOCK_PAGES = BLOCK_BYTES // PAGE_BYTES
+_SHARED_REGIONS = ("/memfd:", "/dev/zero (deleted)")
 _KERNEL_REGIONS = ("[vdso]", "[vvar", "[vsyscall]", "[vectors]", "[sigpage]", "[uprobes]")
 _STOPPED_STATES = frozenset("TtZXx")
 _UNREADABLE = (errno.EIO, errno.EFAULT)
@@ -42,6 +43,7 @@ _WORD_BYTES = 8
 _IN_MEMORY = np.uint64(1 << 63)
 _IN_MEMORY_OR_SWAP = np.uint64(1 << 63 | 1 << 62)
 _OF_FILE_OR_GUARD = np.uint64(1 << 61 | 1 << 58)
+_GUARD = np.uint64(1 << 58)
 _FRAME = np.uint64((1 << 55) - 1)
 
 _log = logging.getLogger(__name__)
@@ -58,6 +60,16 @@ class CaptureStats:
 
 
 @dataclass(frozen=True, slots=True)
+class _Region:
+    """Addresses [start, end) of one mapping. Of shared memory: which, and where in it it begins."""
+
+    start: int
+    end: int
+    shared_id: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Target:
     """Open handles to one process. They stay with it if its id is given to another process."""
 
@@ -68,7 +80,9 @@ class _Target:
     pagemap_fd: int
 
 
-def capture_process(pid: int, directory: Path, *, stop: bool = True) -> CaptureStats:
+def capture_process(
+    pid: int, directory: Path, *, stop: bool = True, shared: bool = False
+) -> CaptureStats:
     """Copy the private memory of process `pid` into `directory`, which is new or empty.
 
     A memory capture in CRIU's layout for demos, benchmarks and tests, not something that CRIU can
@@ -77,6 +91,9 @@ def capture_process(pid: int, directory: Path, *, stop: bool = True) -> CaptureS
     without read permission or of the kernel ([vdso], ...), pages that can't be read (a warning is
     logged), and the kernel's zero page if the caller may see page frames (root); otherwise it is
     kept as zeros.
+
+    With `shared`, memory that is shared without a file of a name (memfd, or anonymous) is taken
+    too, as far as this process has written or read it: CUDA keeps page-locked memory there.
 
     The process is stopped (SIGSTOP) while it is copied and continued afterwards whatever happens,
     unless it was stopped before. Its parent notices. If this process is killed meanwhile, the
@@ -95,14 +112,15 @@ def capture_process(pid: int, directory: Path, *, stop: bool = True) -> CaptureS
     with _opened(pid) as target, _staged(directory.absolute()) as staging:
         with _stopped(target) if stop else nullcontext():
             process = _process(target)
-            entries, n_regions = _copy_pages(target, staging / f"pages-{_PAGES_ID}.img")
-        pagemap = criu.Pagemap(_PAGES_ID, entries)
-        (staging / f"pagemap-{pid}.img").write_bytes(criu.encode_pagemap(pagemap))
+            found = _regions(target, shared=shared)
+            copied = [_copy(target, found.pop(0, []), _PAGES_ID, f"{pid}", staging)]
+            for pages_id, (shared_id, regions) in enumerate(found.items(), _PAGES_ID + 1):
+                copied.append(_copy(target, regions, pages_id, f"shmem-{shared_id}", staging))
         (staging / criu.PSTREE_FILE).write_bytes(criu.encode_pstree([process]))
         (staging / criu.INVENTORY_FILE).write_bytes(criu.encode_inventory(criu.Inventory()))
     seconds = time.monotonic() - started_s
-    n_pages = pagemap.present_pages
-    return CaptureStats(n_pages, n_pages * PAGE_BYTES, seconds, n_regions)
+    n_pages = sum(pages for pages, _ in copied)
+    return CaptureStats(n_pages, n_pages * PAGE_BYTES, seconds, sum(n for _, n in copied))
 
 
 @contextmanager
@@ -231,44 +249,74 @@ def _process(target: _Target) -> criu.Process:
     return criu.Process(target.pid, 0, int(group), int(session), _threads(target))
 
 
-def _regions(target: _Target) -> Iterator[tuple[int, int]]:
-    """Address ranges [start, end) of the mappings that are captured, ascending."""
+def _regions(target: _Target, *, shared: bool) -> dict[int, list[_Region]]:
+    """The mappings that are captured, ascending: under 0 private ones, else by what they share."""
     with _explained(target.pid):
         lines = _read(target.proc_fd, "maps").splitlines()
+    found: dict[int, list[_Region]] = {0: []}
     for line in lines:
-        span, permissions, *_, name = [*line.split(maxsplit=5), ""][:6]
-        private_readable = permissions[0] == "r" and permissions[3] == "p"
-        if private_readable and not name.startswith(_KERNEL_REGIONS):
-            start, end = span.split("-")
-            yield int(start, 16), int(end, 16)
+        span, permissions, offset, _, inode, name = [*line.split(maxsplit=5), ""][:6]
+        start, end = (int(text, 16) for text in span.split("-"))
+        if permissions[0] != "r" or name.startswith(_KERNEL_REGIONS):
+            continue
+        if permissions[3] == "p":
+            found[0].append(_Region(start, end))
+        elif shared and name.startswith(_SHARED_REGIONS):
+            region = _Region(start, end, int(inode), int(offset, 16))
+            found.setdefault(region.shared_id, []).append(region)
+    return {of: _apart(regions) if of else regions for of, regions in found.items()}
 
 
-def _copy_pages(target: _Target, path: Path) -> tuple[tuple[criu.PagemapEntry, ...], int]:
+def _apart(regions: Sequence[_Region]) -> list[_Region]:
+    """Mappings of one thing by where they begin in it, without those of what was mapped before."""
+    kept: list[_Region] = []
+    end = 0
+    for region in sorted(regions, key=lambda region: (region.offset, -region.end)):
+        if region.offset >= end:
+            kept.append(region)
+            end = region.offset + region.end - region.start
+    return kept
+
+
+def _copy(
+    target: _Target, regions: Sequence[_Region], pages_id: int, name: str, folder: Path
+) -> tuple[int, int]:
+    """Write the pages of some mappings and what is where. Returns counts of pages and regions."""
+    entries, n_regions = _copy_pages(target, regions, folder / f"pages-{pages_id}.img")
+    pagemap = criu.Pagemap(pages_id, entries)
+    (folder / f"pagemap-{name}.img").write_bytes(criu.encode_pagemap(pagemap))
+    return pagemap.present_pages, n_regions
+
+
+def _copy_pages(
+    target: _Target, regions: Sequence[_Region], path: Path
+) -> tuple[tuple[criu.PagemapEntry, ...], int]:
     """Write the pages file. Returns what is in it, and of how many regions."""
     zero_frame = _zero_frame()
     block = memoryview(bytearray(BLOCK_BYTES))
     filled = n_regions = 0
     runs: list[tuple[int, int]] = []
     with path.open("xb") as file:
-        for region in _regions(target):
+        for region in regions:
             n_before = len(runs)
-            for address, n_pages in _wanted(target, *region, zero_frame):
+            shift = region.start - region.offset if region.shared_id else 0
+            for address, n_pages in _wanted(target, region, zero_frame):
                 n_bytes = n_pages * PAGE_BYTES
                 if filled + n_bytes > BLOCK_BYTES:
                     file.write(block[:filled])
                     filled = 0
                 if _read_memory(target, address, block[filled : filled + n_bytes]):
-                    runs.append((address, n_pages))
+                    runs.append((address - shift, n_pages))
                     filled += n_bytes
             n_regions += len(runs) > n_before
         file.write(block[:filled])
     return _merged(runs), n_regions
 
 
-def _wanted(
-    target: _Target, start: int, end: int, zero_frame: np.uint64
-) -> Iterator[tuple[int, int]]:
+def _wanted(target: _Target, region: _Region, zero_frame: np.uint64) -> Iterator[tuple[int, int]]:
     """Runs of pages to copy, as address and count of pages; none is larger than a block."""
+    start, end = region.start, region.end
+    unwanted = _GUARD if region.shared_id else _OF_FILE_OR_GUARD
     step_pages = BLOCK_BYTES // _WORD_BYTES
     for first in range(start, end, step_pages * PAGE_BYTES):
         n_pages = min(step_pages, (end - first) // PAGE_BYTES)
@@ -276,7 +324,7 @@ def _wanted(
         words = np.frombuffer(os.pread(target.pagemap_fd, n_pages * _WORD_BYTES, place), np.uint64)
         if len(words) < n_pages:
             raise NotFound(f"process {target.pid} ended during the capture")
-        wanted = (words & _IN_MEMORY_OR_SWAP != 0) & (words & _OF_FILE_OR_GUARD == 0)
+        wanted = (words & _IN_MEMORY_OR_SWAP != 0) & (words & unwanted == 0)
         if zero_frame:
             wanted &= words & (_IN_MEMORY | _FRAME) != _IN_MEMORY | zero_frame
         edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))

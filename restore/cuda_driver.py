@@ -239,6 +239,11 @@ def _text(raw: Any) -> str:
     return bytes(raw).split(b"\0")[0].decode(errors="replace")
 
 
+def cuda_is_installed() -> bool:
+    """Whether `cuda-python` is there; a GPU and its driver may be missing all the same."""
+    return cuda is not None
+
+
 @lru_cache(maxsize=1)
 def cuda_driver() -> CudaDriver:
     """The driver of this process. Raises Unsupported where no GPU can be used."""

@@ -89,15 +89,22 @@ class DirectStorage:
             if path not in self.reasons and path not in self._open:
                 try:
                     self._try(path, pointer, read_back)
-                except (ImageError, OSError) as error:
+                except ImageError as error:
                     self._give_up(path, str(error))
+                except OSError as error:
+                    why = f"it can't be read past the page cache: {error.strerror or error}"
+                    self._give_up(path, why)
             return self.reasons.get(path)
 
     def _try(self, path: str, pointer: int, read_back: ReadBack) -> None:
         if self._why_nowhere is not None:
             raise Unsupported(self._why_nowhere)
         if self._api is None:
-            self._api = self._make_api()
+            try:
+                self._api = self._make_api()
+            except ImageError as error:
+                self._why_nowhere = str(error)
+                raise
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         try:
             handle = self._api.open(descriptor)

@@ -60,8 +60,7 @@ class ImageSource:
 
         Where a pack is gone meanwhile, the executor looks where its chunks are now.
         """
-        if job.config.verify is Verify.OFF:
-            raise InvalidInput("what an image holds is always verified; use auto, cpu or device")
+        check_verified(job)
         wanted = await self._threads.run(self._wanted, job)
         store = self._catalog.store
         executor = Executor(
@@ -143,6 +142,14 @@ class ImageSource:
         job.n_threads = job.config.n_threads
         job.stages.add(sink.times)
         job.verified = True
+        if job.file_api is not None:
+            job.warn_of_bounced({})
+
+
+def check_verified(job: LoadJob) -> None:
+    """Raise InvalidInput if an image is to be loaded unverified."""
+    if job.config.verify is Verify.OFF:
+        raise InvalidInput("what an image holds is always verified; use auto, cpu or device")
 
 
 def _zeros(

@@ -108,7 +108,11 @@ class Workshop:
         return event
 
     def _memory(self, device: int, n_bytes: int) -> int:
-        pointer = self._driver.allocate(device, n_bytes)
+        try:
+            pointer = self._driver.allocate(device, n_bytes)
+        except OutOfResources as error:
+            advice = "without verifying there (verify=cpu), a load takes no memory beside tensors"
+            raise OutOfResources(f"{error}; {advice}") from error
         self._stack.callback(_quietly, self._driver.free, device, pointer)
         return pointer
 

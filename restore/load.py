@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from imgfmt.errors import InvalidInput, NotFound, OutOfResources
+from imgfmt.errors import ImageError, InvalidInput, NotFound, OutOfResources
 from restore.contents import find_tensors
 from restore.cuda_files import cuda_files
 from restore.driver import Driver
@@ -26,6 +27,8 @@ from transfer.threads import Threads
 
 Deliver = Callable[[Sequence[Tensor]], None]
 """Told of each tensor, one on each device, when it is complete. Called from several threads."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,15 @@ class FileRange:
 
     file: str
     offset: int
+    n_bytes: int
+    pointer: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTarget:
+    """`n_bytes` of memory at the `pointer` of a caller, for the tensor `name` of just that size."""
+
+    name: str
     n_bytes: int
     pointer: int
 
@@ -110,32 +122,54 @@ async def load(
 
 async def load_ranges(
     source: Source,
-    ranges: Sequence[FileRange],
+    ranges: Sequence[FileRange | TensorTarget],
     devices: Devices,
     threads: Threads,
     config: LoadConfig,
     *,
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Load ranges of files to memory of one device that the caller owns.
+    """Load ranges of files, or tensors, to memory of one device that the caller owns.
 
     After an error what that memory holds is not defined. Errors are those of `load`.
     """
     clock = PhaseClock(time.monotonic)
     if len(devices.numbers) != 1:
         raise InvalidInput("ranges go to one device")
-    specs = [octets(f"{r.file}[{r.offset}:]", r.file, r.offset, r.n_bytes) for r in ranges]
-    for spec in specs:
-        if spec.file not in source.files:
-            raise NotFound(f"there is no {spec.file}")
-        if spec.start < 0 or spec.n_bytes < 0 or spec.end > source.files[spec.file]:
-            raise InvalidInput(f"{spec.file} has no bytes {spec.start} to {spec.end}")
+    tensors: dict[str, TensorSpec] = {}
+    if any(isinstance(wanted, TensorTarget) for wanted in ranges):
+        found = await find_tensors(source.files, source.read)
+        tensors = {spec.name: spec for spec in found}
+    specs = [_spec(wanted, source, tensors) for wanted in ranges]
     places = [Place(index, 0) for index in range(len(ranges))]
     targets = [Target(devices.numbers[0], r.pointer) for r in ranges]
     return await _run(
         source, devices, threads, config, specs, places, targets,
         clock=clock, arrived=lambda tensor: None, eager=False, progress=progress or Silent(),
     )  # fmt: skip
+
+
+def _spec(
+    wanted: FileRange | TensorTarget, source: Source, tensors: Mapping[str, TensorSpec]
+) -> TensorSpec:
+    """Where the bytes are. Raises NotFound, InvalidInput."""
+    if isinstance(wanted, FileRange):
+        name = f"{wanted.file}[{wanted.offset}:]"
+        spec = octets(name, wanted.file, wanted.offset, wanted.n_bytes)
+        if spec.file not in source.files:
+            raise NotFound(f"there is no {spec.file}")
+        if spec.start < 0 or spec.n_bytes < 0 or spec.end > source.files[spec.file]:
+            raise InvalidInput(f"{spec.file} has no bytes {spec.start} to {spec.end}")
+        return spec
+    if wanted.name not in tensors:
+        raise NotFound(f"there is no tensor {wanted.name!r}")
+    spec = tensors[wanted.name]
+    if spec.n_bytes != wanted.n_bytes:
+        raise InvalidInput(
+            f"tensor {wanted.name!r} has {spec.n_bytes} bytes, not the {wanted.n_bytes} that there"
+            " is room for"
+        )
+    return spec
 
 
 def _allocate(devices: Devices, layout: Layout) -> list[Memory]:
@@ -229,10 +263,20 @@ async def _run(
             await source.load(job)
         job.finish()
         clock.end("load")
-    finally:
-        await threads.run(lending.__exit__, None, None, None)
+    except BaseException:
+        await threads.run(_give_back, lending)
+        raise
+    await threads.run(lending.__exit__, None, None, None)
     clock.end("unpin")
     return _report(job, total, arena, clock)
+
+
+def _give_back(lending: AbstractContextManager[Arena]) -> None:
+    """After an error, which matters more than what a device that is gone says to this."""
+    try:
+        lending.__exit__(None, None, None)
+    except ImageError as error:
+        _log.warning("while cleaning up: %s", str(error))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, progress: Progress, n_bytes: int) -> None:
@@ -254,6 +298,8 @@ def _report(job: LoadJob, n_bytes: int, arena: Arena, clock: PhaseClock) -> Load
         pinned_bytes=arena.size_bytes,
         stages=job.stages,
         seconds=clock.total(),
+        warnings=tuple(job.warnings),
+        from_cache=job.from_cache,
     )
 
 

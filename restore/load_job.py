@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ class LoadReport:
     `gpudirect_bytes` by the device itself;
     `cpu_checked_bytes` and `device_checked_bytes` were compared with digests. `stages` are seconds
     that `n_threads` threads together spent on each; `seconds` are by phase and "total". `warnings`
-    are about an image that is not for this machine.
+    are about an image that is not for this machine, damage in the cache, and why GPUDirect was not
+    used. `from_cache`: an image's bytes came from the cache of this node.
     """
 
     tensors: int
@@ -47,6 +49,7 @@ class LoadReport:
     stages: StageTimes
     seconds: Mapping[str, float]
     warnings: tuple[str, ...] = ()
+    from_cache: bool = False
 
 
 class LoadJob:
@@ -91,6 +94,8 @@ class LoadJob:
         self.cpu_checked_bytes = 0
         self.device_checked_bytes = 0
         self.verified = False
+        self.from_cache = False
+        self.warnings: list[str] = []
         self.n_threads = 0
         self.stages = StageTimes()
 
@@ -137,6 +142,16 @@ class LoadJob:
             if not told:
                 self._told[tensor] = True
                 self._arrived(tensor)
+
+    def warn_of_bounced(self, reasons: Mapping[str, str]) -> None:
+        """Say why files were not read by GPUDirect, which was asked for. `reasons` are by path."""
+        for why, count in Counter(reasons.values()).items():
+            self.warnings.append(f"GPUDirect did not read all of {count} files: {why}")
+        if not self.gpudirect_bytes and not reasons:
+            self.warnings.append(
+                "GPUDirect read nothing: it is for files, one device, and bytes that are verified"
+                " there"
+            )
 
     def naming(self, tensors: Iterable[int]) -> str:
         """Some tensors, for messages."""

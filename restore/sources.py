@@ -38,6 +38,14 @@ class Source(Protocol):
         """Bring all that the job wants. After an error nothing is being copied any more."""
 
 
+class DamagedChunk(CorruptData):
+    """A piece of a file is not as in its image: it is to have this `digest`."""
+
+    def __init__(self, message: str, digest: Digest) -> None:
+        super().__init__(message)
+        self.digest = digest
+
+
 @dataclass(frozen=True, slots=True)
 class FileOfTree:
     """Chunks of one file of a tree; its first is number `first` of the tree."""
@@ -104,6 +112,7 @@ async def run_engine(
             raise
         if storage is not None:
             job.gpudirect_bytes += storage.n_bytes
+            job.warn_of_bounced(storage.reasons)
     job.read_bytes += plan.read_bytes
     job.direct_bytes += files.direct_bytes
     job.stages.add(engine.times)
@@ -117,10 +126,18 @@ class DirectorySource:
     """A directory. Links are followed: model caches are made of them.
 
     With a `tree`, the bytes of its files are checked against it; others are not there then.
+    `places` says where files are that are not below `root`.
     """
 
-    def __init__(self, root: str, threads: Threads, tree: Tree | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        threads: Threads,
+        tree: Tree | None = None,
+        places: Mapping[str, str] | None = None,
+    ) -> None:
         self._root = root
+        self._places = places or {}
         self._threads = threads
         self._tree = tree
         self._entries = tree_files(tree) if tree is not None else {}
@@ -143,7 +160,7 @@ class DirectorySource:
         return found
 
     def _path(self, path: str) -> str:
-        return os.path.join(self._root, path)
+        return self._places.get(path) or os.path.join(self._root, path)
 
     async def read(self, path: str, offset: int, length: int) -> bytes:
         """See `Source.read`."""
@@ -164,10 +181,12 @@ class DirectorySource:
             for index in hit.tolist():
                 begin, n_bytes = int(chunks.offset[index]), int(chunks.n_bytes[index])
                 piece = os.pread(file.fileno(), n_bytes, begin)
-                if raw_digest((piece,)) != chunks.digest[index].tobytes():
-                    raise CorruptData(
+                digest = Digest(chunks.digest[index].tobytes())
+                if raw_digest((piece,)) != digest.raw:
+                    raise DamagedChunk(
                         f"{printable(self._path(path))} is not as in the image at bytes {begin} to"
-                        f" {begin + n_bytes}"
+                        f" {begin + n_bytes}",
+                        digest,
                     )
                 low, high = max(begin, offset), min(begin + n_bytes, offset + length)
                 found[low - offset : high - offset] = piece[low - begin : high - begin]
@@ -195,9 +214,10 @@ class DirectorySource:
             end = begin + int(plan.rows["n_bytes"][row])
             hit = [w.tensor for w in wants if w.file == read.file and _meet(w, begin, end)]
             digest = Digest(plan.rows["digest"][row].tobytes())
-            return CorruptData(
+            return DamagedChunk(
                 f"{printable(self._path(paths[read.file]))} is not as in the image at bytes {begin}"
-                f" to {end}, which are to be chunk {digest.short}; {job.naming(hit)} is lost"
+                f" to {end}, which are to be chunk {digest.short}; {job.naming(hit)} is lost",
+                digest,
             )
 
         await run_engine(job, plan, files, damaged, self._threads)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from restore.devices import pinned_pool as pinned_pool
     from restore.driver import DeviceFailed as DeviceFailed
     from restore.load import FileRange as FileRange
+    from restore.load import TensorTarget as TensorTarget
     from restore.load_job import LoadReport as LoadReport
     from restore.pinned import PinnedPool as PinnedPool
     from restore.tensor import Tensor as Tensor
@@ -100,6 +101,7 @@ _HOMES = {
     "PushReport": "transfer.push",
     "StoreRecord": "imgfmt.store_record",
     "Tensor": "restore.tensor",
+    "TensorTarget": "restore.load",
     "Tensors": "snapcask.loading",
     "Verdict": "imgfmt.compat",
     "VerifyReport": "transfer.verify",
@@ -138,6 +140,7 @@ __all__ = [
     "StoreRecord",
     "StoreUnavailable",
     "Tensor",
+    "TensorTarget",
     "Tensors",
     "Unsupported",
     "Verdict",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from imgfmt.compat import Use
-from imgfmt.errors import InvalidInput
+from imgfmt.digest import Digest
+from imgfmt.errors import ImageError, InvalidInput, NotFound, StoreUnavailable
+from imgfmt.image import Image, Member, Rule
 from imgfmt.reference import parse_reference
+from restore.cache_source import CachedSource, WarmTree, domain_here, open_cache, open_warm
 from restore.compat import OnMismatch, enforce, pick_image
 from restore.devices import named_devices
 from restore.host_facts import MachineFacts
 from restore.image_source import ImageSource
-from restore.load import Deliver, FileRange
+from restore.load import Deliver, FileRange, TensorTarget
 from restore.load import load as load_tensors
 from restore.load import load_ranges as load_file_ranges
 from restore.load_config import LoadConfig, Verify
@@ -22,8 +25,11 @@ from restore.load_job import LoadReport
 from restore.pinned import PinnedPool
 from restore.sources import DirectorySource, Source
 from restore.tensor import Tensor
+from snapcask.caches import without_store
 from snapcask.stores import StoreName, opened
-from transfer.catalog import Catalog, MemberContent
+from transfer.cache.layout import DEFAULT_ROOT, CacheRoot
+from transfer.cache.warm import local_image
+from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.progress import Progress
 from transfer.pull import choose_members
@@ -33,6 +39,9 @@ _IO_THREADS = 4
 
 SourceName = str | os.PathLike[str]
 """A directory, or a reference to an image in the store."""
+
+CacheName = str | os.PathLike[str]
+"""The directory of this node's cache, which need not exist."""
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -60,6 +69,7 @@ async def load(
     *,
     device: str = "cuda:0",
     store: StoreName | None = None,
+    cache: CacheName | None = DEFAULT_ROOT,
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
@@ -85,6 +95,10 @@ async def load(
     given. Else the source is an image, of which every chunk is verified: "cpu" before the copy,
     "device" after it by a kernel, "auto" by whichever is faster here; "off" is for directories.
 
+    An image that is complete in the node's `cache` is read from its files there, if what the store
+    may be read with gives access to them; None looks at no cache. A damaged chunk comes from the
+    store, and is told of in the report's warnings. As for a mount, a digest needs no store then.
+
     Host memory for transfers is `max_pinned_bytes` (160 MiB) of page-locked memory, or a `pool`
     made once for many loads. `pinned` page-locks what is loaded to "cpu". With `gpudirect` the
     device reads files itself where that is proven to work, else they are read as usual.
@@ -96,10 +110,10 @@ async def load(
     `DeviceFailed`, and `OutOfResources` where the device has no room.
     """
     (tensors,) = await load_replicas(
-        source, devices=[device], store=store, image=image, member=member, facts=facts,
-        on_mismatch=on_mismatch, override=override, files=files, names=names, verify=verify,
-        pinned=pinned, pool=pool, max_pinned_bytes=max_pinned_bytes, n_threads=n_threads,
-        gpudirect=gpudirect, progress=progress,
+        source, devices=[device], store=store, cache=cache, image=image, member=member,
+        facts=facts, on_mismatch=on_mismatch, override=override, files=files, names=names,
+        verify=verify, pinned=pinned, pool=pool, max_pinned_bytes=max_pinned_bytes,
+        n_threads=n_threads, gpudirect=gpudirect, progress=progress,
     )  # fmt: skip
     return tensors
 
@@ -109,6 +123,7 @@ async def load_replicas(
     *,
     devices: Sequence[str],
     store: StoreName | None = None,
+    cache: CacheName | None = DEFAULT_ROOT,
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
@@ -132,24 +147,24 @@ async def load_replicas(
     targets = named_devices(devices, pinned=pinned, pool=pool)
     config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
     fit = Fit(facts, OnMismatch.parse(on_mismatch), override)
-    async with opened_source(source, store=store, image=image, member=member, fit=fit) as (
-        opened,
-        threads,
-    ):
+    async with opened_source(
+        source, store=store, cache=cache, image=image, member=member, fit=fit
+    ) as (opened, threads):
         loaded = await load_tensors(
             opened, targets, threads, config,
             patterns=files, names=names, deliver=deliver, progress=progress,
         )  # fmt: skip
-    report = replace(loaded.report, warnings=tuple(fit.warnings))
+    report = replace(loaded.report, warnings=(*fit.warnings, *loaded.report.warnings))
     return [Tensors(tensors, report) for tensors in loaded.replicas]
 
 
 async def load_ranges(
     source: SourceName,
-    ranges: Sequence[FileRange],
+    ranges: Sequence[FileRange | TensorTarget],
     *,
     device: str = "cuda:0",
     store: StoreName | None = None,
+    cache: CacheName | None = DEFAULT_ROOT,
     image: str | None = None,
     member: str | None = None,
     facts: Mapping[str, str] | None = None,
@@ -164,18 +179,18 @@ async def load_ranges(
 ) -> LoadReport:
     """Load ranges of files to memory of the device that is the caller's, given by its address.
 
+    A `TensorTarget` is a range that is named by its tensor: new weights for what a model holds.
     Sources, verification and errors are those of `load`. What the memory holds after an error is
     not defined.
     """
     targets = named_devices([device], pool=pool)
     config = load_config(verify, max_pinned_bytes, n_threads, gpudirect=gpudirect)
     fit = Fit(facts, OnMismatch.parse(on_mismatch), override)
-    async with opened_source(source, store=store, image=image, member=member, fit=fit) as (
-        opened,
-        threads,
-    ):
+    async with opened_source(
+        source, store=store, cache=cache, image=image, member=member, fit=fit
+    ) as (opened, threads):
         report = await load_file_ranges(opened, ranges, targets, threads, config, progress=progress)
-    return replace(report, warnings=tuple(fit.warnings))
+    return replace(report, warnings=(*fit.warnings, *report.warnings))
 
 
 def load_config(
@@ -210,23 +225,35 @@ class Fit:
 
     async def member(
         self, catalog: Catalog, reference: str, member: str | None, threads: Threads
-    ) -> MemberContent:
+    ) -> Member:
         """The one member that a reference means here. Raises DoesNotFit, InvalidInput, NotFound."""
         picked = await pick_image(
             catalog, await catalog.resolve(parse_reference(reference)), self._facts,
             override=self._override, on_mismatch=self._on_mismatch, use=Use.TENSORS,
         )  # fmt: skip
-        members = choose_members(picked.image, picked.digest, member)
+        return await threads.run(
+            self.only, picked.digest, picked.image, member, what=reference, when=picked.when
+        )
+
+    def only(
+        self,
+        digest: Digest,
+        image: Image,
+        member: str | None,
+        *,
+        what: str,
+        when: Sequence[Rule] = (),
+    ) -> Member:
+        """The one member of an image, which must fit. Raises as `member` does. Blocks."""
+        members = choose_members(image, digest, member)
         if len(members) > 1:
             shown = ", ".join(found.name for found in members)
-            raise InvalidInput(
-                f"image {picked.digest.short} has several members, name one of {shown}"
-            )
-        self.warnings += await threads.run(
-            enforce, picked.image, self._facts, what=reference, when=picked.when, members=members,
+            raise InvalidInput(f"image {digest.short} has several members, name one of {shown}")
+        self.warnings += enforce(
+            image, self._facts, what=what, when=when, members=members,
             override=self._override, on_mismatch=self._on_mismatch, use=Use.TENSORS,
         )  # fmt: skip
-        return await catalog.content(members[0].tree)
+        return members[0]
 
 
 @asynccontextmanager
@@ -234,6 +261,7 @@ async def opened_source(
     source: SourceName,
     *,
     store: StoreName | None,
+    cache: CacheName | None,
     image: str | None,
     member: str | None,
     fit: Fit,
@@ -246,13 +274,82 @@ async def opened_source(
             tree = None
             if image is not None:
                 async with opened(store) as catalog:
-                    tree = (await fit.member(catalog, image, member, threads)).tree
+                    found = await fit.member(catalog, image, member, threads)
+                    tree = await catalog.tree(found.tree)
             elif member is not None:
                 raise InvalidInput("a member is of an image: give image= to compare with it")
             yield await threads.run(DirectorySource, place, threads, tree), threads
         elif image is not None:
             raise InvalidInput(f"{place} is no directory that could be compared with {image}")
         else:
-            async with opened(store) as catalog:
-                content = await fit.member(catalog, place, member, threads)
-                yield ImageSource(catalog, content, threads, config), threads
+            known = await threads.run(open_cache, os.fspath(cache)) if cache is not None else None
+            async with AsyncExitStack() as stack:
+                yield await _image(place, store, known, member, fit, threads, stack), threads
+
+
+async def _image(
+    reference: str,
+    store: StoreName | None,
+    cache: CacheRoot | None,
+    member: str | None,
+    fit: Fit,
+    threads: Threads,
+    stack: AsyncExitStack,
+) -> Source:
+    """An image: from the cache if it is complete there, else from the store."""
+    try:
+        catalog = await stack.enter_async_context(opened(store))
+        found = await fit.member(catalog, reference, member, threads)
+    except (NotFound, StoreUnavailable) as error:
+        if cache is None or store is None:
+            raise
+        return await _offline(reference, store, cache, member, fit, threads, stack, error)
+
+    async def stored() -> Source:
+        content = await catalog.content(found.tree)
+        return ImageSource(catalog, content, threads, TransferConfig())
+
+    if cache is not None:
+        paths = domain_here(cache, catalog)
+        warm = await threads.run(open_warm, cache, paths, found.tree)
+        if warm is not None:
+            return _cached(warm, fit, threads, stack, stored)
+    return await stored()
+
+
+async def _offline(
+    reference: str,
+    store: StoreName,
+    cache: CacheRoot,
+    member: str | None,
+    fit: Fit,
+    threads: Threads,
+    stack: AsyncExitStack,
+    error: ImageError,
+) -> Source:
+    """An image, named by its digest, that the cache has; else raises the store's `error`."""
+    parsed = parse_reference(reference)
+    if not parsed.by_digest:
+        raise error
+    paths, digest = await threads.run(without_store, cache, parsed, os.fspath(store), error)
+    image = await threads.run(local_image, paths, digest)
+    found = await threads.run(fit.only, digest, image, member, what=reference)
+    warm = await threads.run(open_warm, cache, paths, found.tree)
+    if warm is None:
+        raise error
+
+    async def stored() -> Source:
+        raise error
+
+    return _cached(warm, fit, threads, stack, stored)
+
+
+def _cached(
+    warm: WarmTree,
+    fit: Fit,
+    threads: Threads,
+    stack: AsyncExitStack,
+    stored: Callable[[], Awaitable[Source]],
+) -> Source:
+    stack.callback(warm.lock.close)
+    return CachedSource(warm, threads, stored, fit.warnings.append)

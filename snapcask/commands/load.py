@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     "--device", "devices", metavar="DEVICE", multiple=True, default=("cuda:0",), show_default=True,
     help="Where to load to: cuda:N, several times to load to each, or cpu.",
 )  # fmt: skip
+@click.option(
+    "--cache", metavar="DIR", envvar="SNAPCASK_CACHE", show_envvar=True,
+    default="/var/lib/snapcask", show_default=True,
+    help="The cache of this node: REF is read there if it is complete there.",
+)  # fmt: skip
+@click.option("--no-cache", is_flag=True, help="Read REF from the store all the same.")
 @click.option("--image", metavar="REF", help="Compare the bytes of DIR with this image.")
 @click.option("--member", metavar="NAME", help="Member of the image, if it has several.")
 @facts_option("A fact of the machine that the image is for, before what is found here.")
@@ -50,6 +56,8 @@ def command(
     source: str,
     store: str | None,
     devices: tuple[str, ...],
+    cache: str,
+    no_cache: bool,
     image: str | None,
     member: str | None,
     facts: tuple[tuple[str, str], ...],
@@ -71,10 +79,10 @@ def command(
 
     with display.progress(quiet=quiet) as progress:
         loaded = api.load_replicas(
-            source, devices=devices, store=store, image=image, member=member, facts=dict(facts),
-            on_mismatch=on_mismatch, override=override, files=files, verify=verify,
-            max_pinned_bytes=max_pinned_bytes, n_threads=n_threads, gpudirect=gpudirect,
-            progress=progress,
+            source, devices=devices, store=store, cache=None if no_cache else cache, image=image,
+            member=member, facts=dict(facts), on_mismatch=on_mismatch, override=override,
+            files=files, verify=verify, max_pinned_bytes=max_pinned_bytes,
+            n_threads=n_threads, gpudirect=gpudirect, progress=progress,
         )  # fmt: skip
     _print(loaded[0].report, devices, as_json=as_json, quiet=quiet)
 
@@ -91,6 +99,7 @@ def _print(report: LoadReport, devices: tuple[str, ...], *, as_json: bool, quiet
             "read_bytes": report.read_bytes,
             "direct_bytes": report.direct_bytes,
             "gpudirect_bytes": report.gpudirect_bytes,
+            "from_cache": report.from_cache,
             "verified": report.verified,
             "cpu_checked_bytes": report.cpu_checked_bytes,
             "device_checked_bytes": report.device_checked_bytes,
@@ -113,6 +122,7 @@ def _print(report: LoadReport, devices: tuple[str, ...], *, as_json: bool, quiet
         )
     pairs = [
         ("loaded", f"{report.tensors} tensors, {render.human_bytes(report.n_bytes)}"),
+        ("from the node's cache", "yes" if report.from_cache else "no"),
         ("verified", checked),
         ("past the page cache", render.human_bytes(report.direct_bytes)),
         ("by GPUDirect", render.human_bytes(report.gpudirect_bytes)),

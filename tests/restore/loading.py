@@ -119,6 +119,7 @@ def load_image(
     *,
     devices: tuple[int, ...] = (0,),
     verify: Verify = Verify.AUTO,
+    config: LoadConfig = CONFIG,
     **given: Any,
 ) -> Loaded:
     """Load from an image in a store."""
@@ -128,7 +129,7 @@ def load_image(
             catalog = await open_catalog(store)
             content = await content_of(store)
             source = ImageSource(catalog, content, threads, TransferConfig())
-            chosen = replace(CONFIG, verify=verify)
+            chosen = replace(config, verify=verify)
             return await load(source, Devices(driver, devices), threads, chosen, **given)
 
     return asyncio.run(work())

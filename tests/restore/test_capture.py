@@ -180,6 +180,30 @@ def test_capture_leaves_out_shared_memory_and_unchanged_pages_of_files(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees page frames")
+def test_capture_takes_memory_that_is_shared_without_a_file_if_asked(
+    child: Child, tmp_path: Path
+) -> None:
+    capture_process(child.pid, tmp_path / "plain")
+    stats = capture_process(child.pid, tmp_path / "dump", shared=True)
+    (path,) = (tmp_path / "dump").glob("pagemap-shmem-*.img")
+    pagemap = criu.decode_pagemap(path.read_bytes(), path.name)
+    (entry,) = pagemap.entries
+    assert (entry.vaddr, entry.n_pages) == (0, N_BYTES // PAGE_BYTES)
+    pages = (tmp_path / "dump" / f"pages-{pagemap.pages_id}.img").read_bytes()
+    assert pages == random.Random(2).randbytes(N_BYTES)
+    sizes = [file.stat().st_size for file in (tmp_path / "dump").glob("pages-*.img")]
+    assert stats.bytes == sum(sizes)
+    assert len(sizes) == 2
+    assert not list((tmp_path / "plain").glob("*shmem*"))
+
+
+def test_capture_takes_what_is_mapped_twice_once() -> None:
+    region = capture._Region
+    whole, again = region(8192, 16384, 7, 0), region(20480, 28672, 7, 0)
+    part, behind = region(40960, 45056, 7, 4096), region(53248, 57344, 7, 8192)
+    assert capture._apart([behind, again, part, whole]) == [again, behind]
+
+
 def test_capture_leaves_out_the_zero_page_of_the_kernel(child: Child, tmp_path: Path) -> None:
     capture_process(child.pid, tmp_path / "dump")
     assert captured(tmp_path / "dump", child.unwritten) == {}
@@ -250,9 +274,9 @@ def test_capture_looks_at_readable_private_mappings_of_the_program_only(
     looked_at = []
     real = capture._wanted
 
-    def wanted(target: object, start: int, *more: Any) -> Iterator[tuple[int, int]]:
-        looked_at.append(start)
-        return real(target, start, *more)  # type: ignore[arg-type]
+    def wanted(target: Any, region: Any, *more: Any) -> Iterator[tuple[int, int]]:
+        looked_at.append(region.start)
+        return real(target, region, *more)
 
     monkeypatch.setattr(capture, "_wanted", wanted)
     stats = capture_process(child.pid, tmp_path / "dump")
@@ -356,9 +380,9 @@ def test_a_process_that_ends_between_mappings_leaves_nothing(
         end(child)
         return 0
 
-    regions = [(child.pattern, child.pattern + N_BYTES)]
+    regions = {0: [capture._Region(child.pattern, child.pattern + N_BYTES)]}
     monkeypatch.setattr(capture, "_zero_frame", zero_frame)
-    monkeypatch.setattr(capture, "_regions", lambda target: iter(regions))
+    monkeypatch.setattr(capture, "_regions", lambda target, shared: regions)
     with pytest.raises(NotFound, match=str(child.pid)):
         capture_process(child.pid, tmp_path / "out" / "dump")
     assert list((tmp_path / "out").iterdir()) == []

@@ -155,3 +155,45 @@ def test_files_without_a_page_and_files_that_are_gone_are_not_tried(
     assert "less than a page" in str(storage.prove(str(tmp_path / "tiny"), POINTER, fake.read_back))
     assert storage.prove(str(tmp_path / "gone"), POINTER, fake.read_back) is not None
     assert peer_reads(tmp_path / "none") is None
+
+
+def test_a_cufile_that_does_not_start_is_the_reason_for_each_file(tmp_path: Path) -> None:
+    n_tried = 0
+
+    def broken() -> FakeFiles:
+        nonlocal n_tried
+        n_tried += 1
+        raise Unsupported("cuFile does not start: 5001")
+
+    FakeFiles(tmp_path / "stats")
+    (tmp_path / "node").touch()
+    storage = DirectStorage(broken, tmp_path / "node", tmp_path / "stats")
+    for name in ("/bin/sh", "/bin/sh", "/bin/ls"):
+        assert "5001" in str(storage.prove(name, POINTER, lambda pointer, n_bytes: b""))
+        assert not storage.read(name, POINTER, 4096, 0)
+    assert n_tried == 1
+    storage.close()
+
+
+def test_a_read_that_cufile_refuses_later_gives_the_file_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, storage, path = machine
+    assert storage.prove(path, POINTER, fake.read_back) is None
+
+    def refuse(handle: int, pointer: int, n_bytes: int, offset: int) -> int:
+        raise Unsupported("cuFile does not read: 5011")
+
+    monkeypatch.setattr(fake, "read", refuse)
+    assert not storage.read(path, POINTER, 4096, 0)
+    assert "5011" in storage.reasons[path]
+    assert storage.prove(path, POINTER, fake.read_back) == storage.reasons[path]
+
+
+def test_a_filesystem_that_can_not_be_read_past_the_page_cache_is_told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, storage, _ = machine
+    why = str(storage.prove("/proc/version", POINTER, fake.read_back))
+    assert why.startswith("it can't be read past the page cache: ")
+    assert "/proc" not in why

@@ -50,17 +50,21 @@ extern "C" void run(const unsigned char *staged, const Row *rows, u32 n, u32 fir
 """
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def compiled_for_the_cpu(folder: Path) -> Path:
+    """A library with the kernel, which `run` runs for some rows. Skips the test without g++."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("kernel")
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     source.write_text(SHIM + SOURCE + ENTRY)
     flags = ["-std=c++20", "-O1", "-pthread", "-w", "-shared", "-fPIC", f"-DTHREADS={THREADS}"]
     subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(Path(library)))
+    return library
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return ctypes.CDLL(str(compiled_for_the_cpu(tmp_path_factory.mktemp("kernel"))))
 
 
 def worst(kernel: ctypes.CDLL, pieces: list[bytes], digests: list[bytes], first: int) -> int:

@@ -585,3 +585,18 @@ def test_where_gpudirect_is_not_there_files_are_read_as_usual(made: Made) -> Non
     loaded = load_directory(root, FakeDriver(), config=replace(CONFIG, gpudirect=True))
     assert held(loaded) == content
     assert not loaded.report.gpudirect_bytes
+    (warning,) = loaded.report.warnings
+    assert warning.startswith("GPUDirect did not read all of 2 files: the module nvidia-fs is not")
+
+
+def test_why_gpudirect_is_of_no_use_for_a_load_is_told(made: Made) -> None:
+    root, content, place = made
+    checked = asyncio.run(content_of(opened(place)))
+    config = replace(CONFIG, gpudirect=True)
+    loaded = load_directory(root, FakeDriver(), checked=checked, verify=Verify.CPU, config=config)
+    assert held(loaded) == content
+    (warning,) = loaded.report.warnings
+    assert "GPUDirect read nothing: it is for files, one device" in warning
+    loaded = load_image(wired(place), FakeDriver(), config=config)
+    assert held(loaded) == content
+    assert loaded.report.warnings == (warning,)

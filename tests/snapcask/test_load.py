@@ -9,6 +9,7 @@ import pytest
 
 import snapcask
 from snapcask import CorruptData, InvalidInput, NotFound, Unsupported
+from tests.filesystems import disk
 from tests.restore.loading import Content, model
 from tests.snapcask.conftest import Call
 
@@ -124,3 +125,110 @@ def test_the_command_reports_what_it_loaded(
     assert call("load", "m:2", "--device", "cpu").code == 4
     chosen = call("load", root, "--device", "cpu", "--file", "*-2.safetensors", "--json").document
     assert chosen["tensors"] == 301
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, which the environment names."""
+    monkeypatch.setenv("SNAPCASK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SNAPCASK_ALLOW_ROOT_FILESYSTEM", "1")
+    return tmp_path / "cache"
+
+
+def test_an_image_that_is_in_the_nodes_cache_is_loaded_from_there(
+    call: Call, store: Path, cache: Path, weights: tuple[Path, Content]
+) -> None:
+    root, content = weights
+    digest = call("push", root, "m:1").out.strip()
+    cold = call("load", "m:1", "--device", "cpu", "--json").document
+    assert cold["from_cache"] is False
+    assert not cache.exists()
+    assert call("prefetch", "m:1").code == 0
+    warm = call("load", "m:1", "--device", "cpu", "--json").document
+    assert (warm["from_cache"], warm["verified"]) == (True, True)
+    assert (
+        call("load", "m:1", "--device", "cpu", "--no-cache", "--json").document["from_cache"]
+        is False
+    )
+    found = snapcask.load("m:1", device="cpu", store=store, cache=cache)
+    assert found.report.from_cache
+    assert held(found) == content
+    assert not snapcask.load("m:1", device="cpu", store=store, cache=None).report.from_cache
+    store.rename(store.parent / "elsewhere")
+    offline = call("load", digest, "--device", "cpu", "--json")
+    assert offline.document["from_cache"] is True
+    assert call("load", "m:1", "--device", "cpu").code == 4
+    assert call("load", digest, "--device", "cpu", "--no-cache").code == 4
+
+
+@pytest.mark.root
+def test_an_image_that_lies_on_two_disks_of_the_cache_is_loaded_from_both(
+    call: Call, store: Path, weights: tuple[Path, Content], tmp_path: Path
+) -> None:
+    root, content = weights
+    assert call("push", root, "m:1").code == 0
+    with disk(tmp_path, "xfs", name="one") as main:
+        cache = main.root / "cache"
+        with disk(tmp_path, "xfs", name="two") as further:
+            more = further.root / "more"
+            assert call("prefetch", "m:1", "--cache", cache, "--disk", more).code == 0
+            assert list(cache.glob("domains/*/trees/*/*.safetensors"))
+            assert list(more.glob("domains/*/trees/*/*.safetensors"))
+            found = snapcask.load("m:1", device="cpu", store=store, cache=cache)
+            assert found.report.from_cache
+            assert held(found) == content
+        missing = snapcask.load("m:1", device="cpu", store=store, cache=cache)
+        assert not missing.report.from_cache
+        assert held(missing) == content
+
+
+def test_an_image_of_the_cache_must_fit_too(
+    call: Call, store: Path, cache: Path, weights: tuple[Path, Content]
+) -> None:
+    digest = call("push", weights[0], "m:1", "--require", "node.kind=moon").out.strip()
+    assert call("prefetch", "m:1").code == 0
+    line = ["--device", "cpu", "--fact", "node.kind=earth"]
+    assert call("load", "m:1", *line).code == 11
+    store.rename(store.parent / "elsewhere")
+    assert call("load", digest, *line).code == 11
+    assert call("load", digest, *line, "--override", "node.kind").code == 0
+
+
+def test_damage_in_the_cache_is_warned_of_and_the_store_is_read(
+    call: Call, store: Path, cache: Path, weights: tuple[Path, Content]
+) -> None:
+    root, content = weights
+    assert call("push", root, "m:1").code == 0
+    assert call("prefetch", "m:1").code == 0
+    (file,) = cache.glob("domains/*/trees/*/model-1.safetensors")
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(content["tail"])] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(raw)
+    shown = call("load", "m:1", "--device", "cpu")
+    assert shown.code == 0
+    assert "prefetch" in shown.err
+    again = call("load", "m:1", "--device", "cpu", "--json").document
+    assert (again["from_cache"], again["warnings"]) == (False, [])
+    assert call("prefetch", "m:1").code == 0
+    assert call("load", "m:1", "--device", "cpu", "--json").document["from_cache"] is True
+
+
+def test_tensors_go_by_their_names_to_memory_of_the_caller(
+    store: Path, weights: tuple[Path, Content]
+) -> None:
+    root, content = weights
+    snapcask.push(root, "m:1", store=store)
+    buffer = np.zeros(len(content["tail"]) + len(content["last"]), np.uint8)
+    tail = snapcask.TensorTarget("tail", len(content["tail"]), buffer.ctypes.data)
+    behind = buffer.ctypes.data + tail.n_bytes
+    last = snapcask.TensorTarget("last", len(content["last"]), behind)
+    report = snapcask.load_ranges("m:1", [last, tail], device="cpu", store=store)
+    assert buffer.tobytes() == content["tail"] + content["last"]
+    assert (report.verified, report.tensors) == (True, 2)
+    larger = snapcask.TensorTarget("tail", tail.n_bytes + 1, tail.pointer)
+    with pytest.raises(InvalidInput, match=f"has {tail.n_bytes} bytes"):
+        snapcask.load_ranges("m:1", [larger], device="cpu", store=store)
+    absent = snapcask.TensorTarget("absent", 1, tail.pointer)
+    with pytest.raises(NotFound, match="no tensor 'absent'"):
+        snapcask.load_ranges("m:1", [absent], device="cpu", store=store)

@@ -9,6 +9,7 @@ from imgfmt.errors import InvalidInput
 from imgfmt.reference import check_name, check_tag
 
 STORE_KEY = "store.msgpack"
+PROBE_KEY = "probe.msgpack"
 PACKS = "packs/"
 TREES = "trees/"
 PLACEMENTS = "placements/"
@@ -98,7 +99,7 @@ def is_object_key(key: str) -> bool:
         or _DIGEST_KEY.fullmatch(key)
         or _GENERATION_KEY.fullmatch(key)
         or _NAMED_KEY.fullmatch(key)
-        or key == STORE_KEY
+        or key in (STORE_KEY, PROBE_KEY)
     )
 
 

@@ -28,9 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     _open_closed_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin; none is used
-    from snapcask import interrupts
+    from snapcask import interrupts, logs
 
     interrupts.install()
+    logs.want("WARNING" if _is_debugging() else "ERROR")  # others warn of what they then raise
     try:
         return _run(given)
     except interrupts.Interrupted as interruption:
@@ -112,10 +113,14 @@ def _discard_output() -> None:
 
 def _trace() -> None:
     """Show where an error comes from to those who asked for it."""
-    if os.environ.get("SNAPCASK_DEBUG", "0") not in ("", "0"):
+    if _is_debugging():
         import traceback
 
         traceback.print_exc()
+
+
+def _is_debugging() -> bool:
+    return os.environ.get("SNAPCASK_DEBUG", "0") not in ("", "0")
 
 
 def _failed(message: str, code: int) -> int:

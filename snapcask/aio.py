@@ -67,13 +67,14 @@ async def init_store(
     page_bytes: int | None = None,
     pack_bytes: int | None = None,
     codec: str | None = None,
+    allow_non_empty: bool = False,
 ) -> StoreRecord:
     """Make a directory a store, and the directory too; returns what was recorded.
 
     New trees are cut at pages of `page_bytes` (4096 by default, 16384 or 65536), and packs closed
     at about `pack_bytes` (128 MiB). `codec` is how new chunks are stored: "raw", the default in a
     directory, "zstd", or "auto" for zstd where a sample gains 1.4 times. Raises InvalidInput if it
-    is a store already.
+    is a store already, lies in one, or holds other things, unless `allow_non_empty`.
     """
     given = {"page_bytes": page_bytes, "pack_bytes": pack_bytes}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -84,7 +85,8 @@ async def init_store(
         elif isinstance(store, PosixStore):
             chosen["codec"] = NewChunks.RAW
         uuid = secrets.token_bytes(16)
-        return await init_catalog(store, StoreRecord(uuid, concurrent_writers=True, **chosen))
+        record = StoreRecord(uuid, concurrent_writers=True, **chosen)
+        return await init_catalog(store, record, allow_non_empty=allow_non_empty)
     finally:
         store.close()
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from snapcask import interrupts
+from snapcask import interrupts, logs
 
 T = TypeVar("T")
 
@@ -24,6 +24,7 @@ class LoopThread:
     """Runs coroutines one after the other. Close it, or use it as a context manager."""
 
     def __init__(self) -> None:
+        logs.begin()
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_note)
         self._thread = threading.Thread(

@@ -6,6 +6,7 @@ Every object that a digest names is checked against it here, so nobody above see
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,32 +14,59 @@ from imgfmt import image as images
 from imgfmt import layout, pack, placement
 from imgfmt.chunking import Profile
 from imgfmt.digest import Digest, Octets, digest_of
-from imgfmt.errors import Conflict, CorruptData, InvalidImage, InvalidInput, NotFound
+from imgfmt.errors import (
+    Conflict,
+    CorruptData,
+    InvalidImage,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+)
 from imgfmt.image import Image, Variants
 from imgfmt.pack import PackTable
 from imgfmt.placement import Placement
+from imgfmt.probe_record import ProbeRecord
 from imgfmt.reference import ImageRef, TargetKind
 from imgfmt.sizes import check_size
 from imgfmt.store_record import StoreRecord
 from imgfmt.tree import Tree
-from transfer.store.base import Probed, Store
+from transfer.store.base import Placed, Probed, Store
 from transfer.threads import Threads
 
 
-async def init_store(store: Store, record: StoreRecord) -> StoreRecord:
+async def init_store(
+    store: Store, record: StoreRecord, *, allow_non_empty: bool = False
+) -> StoreRecord:
     """Set up `store` by `record`. Raises InvalidInput if it is one already, or can't be one.
 
-    Tries first what keeps two writers apart.
+    Tries first what keeps two writers apart. What holds other things is refused unless
+    `allow_non_empty`, and what lies in another store in any case: each would see the other's.
     """
     if await store.facts(layout.STORE_KEY) is not None:
         raise InvalidInput(f"{store.url} is a snapcask store already; nothing was changed")
+    await _check_place(store, allow_non_empty=allow_non_empty)
     if isinstance(store, Probed):
-        await store.probe()
+        found = await store.probe()
     else:
         await probe_creation(store)
+        found = {"exclusive-creation": "honoured"}
     if not await store.create(layout.STORE_KEY, [record.encode()]):
         raise Conflict(f"{store.url} was set up by someone else meanwhile")
+    probed = ProbeRecord(time.time_ns(), found)
+    await store.put(layout.PROBE_KEY, [probed.encode()])
     return record
+
+
+async def _check_place(store: Store, *, allow_non_empty: bool) -> None:
+    if not isinstance(store, Placed):
+        return
+    if (around := await store.enclosing_store()) is not None:
+        raise InvalidInput(f"{store.url} lies in the store {around}; name a place outside of it")
+    if not allow_non_empty and (found := await store.in_the_way()) is not None:
+        raise InvalidInput(
+            f"{store.url} is not empty, it holds {found}; name an empty place, or make it a store"
+            " as it is with --allow-non-empty"
+        )
 
 
 async def probe_creation(store: Store) -> None:
@@ -81,6 +109,17 @@ class Catalog:
     async def read(self, key: str) -> Octets:
         """A whole object, unless it is larger than one of its kind can be (InvalidImage)."""
         return await self.store.get(key, _size_check(key, self.named(key)))
+
+    async def probe_record(self) -> ProbeRecord | None:
+        """What `init` found, or None: a store may have no such record, or one for a newer version.
+
+        Nothing depends on it.
+        """
+        try:
+            raw = await self.read(layout.PROBE_KEY)
+            return ProbeRecord.decode(raw, self.named(layout.PROBE_KEY))
+        except (NotFound, CorruptData, InvalidImage, Unsupported):
+            return None
 
     async def holds(self, key: str, size_bytes: int, threads: Threads) -> bool:
         """Whether the tree or image of this key and size is there: it is read back and hashed."""
@@ -192,8 +231,9 @@ def _size_check(key: str, what: str) -> Callable[[int, Octets], None]:
 async def open_catalog(store: Store, *, write: bool = False) -> Catalog:
     """Read and check the store record. Raises NotFound, Unsupported (naming the feature)."""
     if await store.facts(layout.STORE_KEY) is None:
+        url, away = store.url, "is it mounted? " if store.url.startswith("/") else ""
         raise NotFound(
-            f"{store.url} is not a snapcask store; `snapcask init {store.url}` makes one"
+            f"{url} is not a snapcask store; {away}`snapcask init {url}` makes a new one"
         )
     what = f"store record of {store.url}"
     raw = await store.get(layout.STORE_KEY, _size_check(layout.STORE_KEY, what))

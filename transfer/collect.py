@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from imgfmt import layout
-from imgfmt.errors import Conflict, ImageError, NotFound, StoreUnavailable
-from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
+from imgfmt.errors import Conflict, ImageError, StoreUnavailable
+from imgfmt.lease import Decision, Doomed, ObjectKind, Verdict
 from transfer.catalog import Catalog
 from transfer.execute import each
 from transfer.garbage import PREFIXES, Garbage, Named, Needed, mark, object_key, unneeded
 from transfer.indexing import forget_packs
-from transfer.leases import WriterLease, boot_s
+from transfer.leases import WriterLease, boot_s, live_leases
+from transfer.leftovers import remove_leftovers
 from transfer.progress import Progress, Silent
 from transfer.push import whoami
-from transfer.store.base import ObjectFacts
 from transfer.tasks import beside, finished
 
 PURPOSE = "collect"
@@ -73,7 +73,7 @@ async def plan_collection(
 ) -> CollectReport:
     """What `collect` would delete now. Writes nothing, not even a lease; raises as `collect`."""
     now_ns = int(now_s() * _SECOND_NS)
-    begun = [begun for _, _, begun in await _live(catalog, now_ns, None)]
+    begun = [begun for _, _, begun in await live_leases(catalog, now_ns, None)]
     garbage = await unneeded(
         catalog, await mark(catalog, now_ns, _history_s(catalog, history_s)), min([now_ns, *begun])
     )
@@ -146,6 +146,7 @@ class Collector:
         """Collect; each step when it is done, WAITING as often as one asks. Raises as `collect`."""
         await self.lease.take()
         await self._refuse_company()
+        await remove_leftovers(self._catalog, self.lease)
         async for step in self._steps():
             yield step
             self._check_lease()
@@ -164,7 +165,7 @@ class Collector:
 
     async def _refuse_company(self) -> None:
         now_ns = await self._now_ns()
-        for lease, end_ns, _ in await _live(self._catalog, now_ns, self.lease.key):
+        for lease, end_ns, _ in await live_leases(self._catalog, now_ns, self.lease.key):
             if lease.purpose == PURPOSE:
                 await self.lease.drop()
                 raise Conflict(
@@ -238,7 +239,7 @@ class Collector:
     async def _live_leases(self, now_ns: int) -> dict[str, int]:
         """When each live lease was first written at the latest. Removes those that are over."""
         facts = await self._store.list_objects(layout.LEASES)
-        live = await _live(self._catalog, now_ns, self.lease.key, facts)
+        live = await live_leases(self._catalog, now_ns, self.lease.key, facts)
         found = {layout.lease_key(lease.id): begun_ns for lease, _, begun_ns in live}
         for one in facts:
             if one.key not in found and one.key != self.lease.key:
@@ -320,30 +321,6 @@ def _history_s(catalog: Catalog, history_s: int | None) -> int:
 def _keys(objects: Iterable[Named], kind: ObjectKind) -> list[str]:
     """The keys of the objects of one kind, ascending."""
     return sorted(object_key(named) for named in objects if named[0] is kind)
-
-
-async def _live(
-    catalog: Catalog, now_ns: int, own: str | None, facts: Sequence[ObjectFacts] | None = None
-) -> list[tuple[Lease, int, int]]:
-    """The leases that are not over but `own`; when each ends, and was first written at the latest.
-
-    Both in nanoseconds of the store's clock.
-    """
-    if facts is None:
-        facts = await catalog.store.list_objects(layout.LEASES)
-    found: list[tuple[Lease, int, int]] = []
-    for one in facts:
-        if one.key == own:
-            continue
-        try:
-            lease = Lease.decode(await catalog.read(one.key), catalog.named(one.key))
-        except NotFound:
-            continue
-        ttl_ns = lease.ttl_s * _SECOND_NS
-        if one.written_ns + ttl_ns >= now_ns:
-            begun_ns = one.written_ns - lease.renewal * ttl_ns
-            found.append((lease, one.written_ns + ttl_ns, begun_ns))
-    return found
 
 
 def _report(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,9 @@ LEAD_BYTES = 8 * KIB * KIB
 """What is kept of the blocks before: more than the longest chunk and the zero pages behind it."""
 
 MAX_KEPT = 1 << 19
+
+ReadInto = Callable[[memoryview, int], None]
+"""Fills memory with the bytes of a file from an offset on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,37 +154,36 @@ class Study:
 
     def add(self, directory: str | os.PathLike[str]) -> DirectoryFound:
         """Read all regular files below `directory`, by name. Links are not followed."""
-        found = DirectoryFound(0, 0, {way.name: Found() for way in self.ways})
+        found = self.nothing_found()
         for path in regular_files(Path(directory)):
             self._add_file(path, found)
         return found
+
+    def nothing_found(self) -> DirectoryFound:
+        """What to add the files of another directory to."""
+        return DirectoryFound(0, 0, {way.name: Found() for way in self.ways})
 
     def _add_file(self, path: Path, found: DirectoryFound) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             size_bytes = os.fstat(descriptor).st_size
-            cutters = [_cutter(way, size_bytes) for way in self.ways]
-            position = 0
-            while position < size_bytes:
-                n_bytes = min(BLOCK_BYTES, size_bytes - position)
-                self._fill(descriptor, position, n_bytes, path)
-                self._cut_block(cutters, position, n_bytes, size_bytes, found)
-                position += n_bytes
-                self._buffer[:LEAD_BYTES] = self._buffer[n_bytes : n_bytes + LEAD_BYTES]
-            found.logical_bytes += size_bytes
+            self.add_content(size_bytes, partial(_read_whole, descriptor, path), found)
         finally:
             os.close(descriptor)
 
-    def _fill(self, descriptor: int, position: int, n_bytes: int, path: Path) -> None:
-        done = 0
-        while done < n_bytes:
-            target = self._buffer[LEAD_BYTES + done : LEAD_BYTES + n_bytes]
-            got = os.preadv(descriptor, [target], position + done)
-            if not got:
-                raise InvalidInput(f"{printable(str(path))} became shorter while it was read")
-            done += got
-        end = LEAD_BYTES + n_bytes
-        self._buffer[end : end + -n_bytes % PAGE] = bytes(-n_bytes % PAGE)
+    def add_content(self, size_bytes: int, read_into: ReadInto, found: DirectoryFound) -> None:
+        """Add one file to `found`, by the bytes that `read_into` gives of it, in order."""
+        cutters = [_cutter(way, size_bytes) for way in self.ways]
+        position = 0
+        while position < size_bytes:
+            n_bytes = min(BLOCK_BYTES, size_bytes - position)
+            end = LEAD_BYTES + n_bytes
+            read_into(self._buffer[LEAD_BYTES:end], position)
+            self._buffer[end : end + -n_bytes % PAGE] = bytes(-n_bytes % PAGE)
+            self._cut_block(cutters, position, n_bytes, size_bytes, found)
+            position += n_bytes
+            self._buffer[:LEAD_BYTES] = self._buffer[n_bytes : n_bytes + LEAD_BYTES]
+        found.logical_bytes += size_bytes
 
     def _cut_block(
         self,
@@ -216,6 +219,15 @@ class Study:
                 found.cut_s += cut_s - begun_s
                 found.hashed_bytes += n_hashed_bytes
                 found.hash_s += time.thread_time() - cut_s
+
+
+def _read_whole(descriptor: int, path: Path, target: memoryview, position: int) -> None:
+    done = 0
+    while done < len(target):
+        got = os.preadv(descriptor, [target[done:]], position + done)
+        if not got:
+            raise InvalidInput(f"{printable(str(path))} became shorter while it was read")
+        done += got
 
 
 def regular_files(directory: Path) -> Iterator[Path]:

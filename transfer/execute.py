@@ -53,7 +53,8 @@ class Strict:
 
     def damaged(self, numbers: Numbers, error: CorruptData | NotFound) -> None:
         """See `Sink.damaged`."""
-        raise error
+        advice = "`snapcask verify` tells what is lost and how to mend it"
+        raise type(error)(f"{error}; {advice}") from error
 
 
 @dataclass(frozen=True, slots=True)

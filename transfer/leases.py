@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from imgfmt import layout
@@ -14,9 +14,11 @@ from imgfmt.digest import Digest
 from imgfmt.errors import ImageError, NotFound, StoreUnavailable
 from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
 from transfer.catalog import Catalog
+from transfer.store.base import ObjectFacts
 
 _EPOCH_WAIT_S = 0.05
 _EPOCH_WAITS = 1200
+_SECOND_NS = 1_000_000_000
 
 
 def boot_s() -> float:
@@ -97,6 +99,33 @@ class WriterLease:
         """Remove the lease. Where that fails it costs collectors time and nothing else."""
         with contextlib.suppress(ImageError):
             await self._catalog.store.delete(self.key)
+
+
+async def live_leases(
+    catalog: Catalog,
+    now_ns: int,
+    own: str | None = None,
+    facts: Sequence[ObjectFacts] | None = None,
+) -> list[tuple[Lease, int, int]]:
+    """The leases that are not over but `own`; when each ends, and was first written at the latest.
+
+    Both in nanoseconds of the store's clock.
+    """
+    if facts is None:
+        facts = await catalog.store.list_objects(layout.LEASES)
+    found: list[tuple[Lease, int, int]] = []
+    for one in facts:
+        if one.key == own:
+            continue
+        try:
+            lease = Lease.decode(await catalog.read(one.key), catalog.named(one.key))
+        except NotFound:
+            continue
+        ttl_ns = lease.ttl_s * _SECOND_NS
+        if one.written_ns + ttl_ns >= now_ns:
+            begun_ns = one.written_ns - lease.renewal * ttl_ns
+            found.append((lease, one.written_ns + ttl_ns, begun_ns))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

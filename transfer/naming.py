@@ -25,7 +25,7 @@ from transfer.leases import DoomedSet, WriterLease, boot_s, read_doomed, rescue_
 from transfer.progress import Clock
 from transfer.push import next_record, take_back, whoami
 from transfer.store.base import StoredReference
-from transfer.tasks import finished
+from transfer.tasks import TAKE_BACK_S, finished
 
 _MAX_ROUNDS = 16
 _N_LOOKERS = 16
@@ -98,12 +98,13 @@ async def claim(
 ) -> ReferenceRecord:
     """Point `name:tag` at what `source` means now, unless it points to something already.
 
-    Returns what is there then, which may be someone else's: `who` tells. Raises as `tag` does.
+    Returns what is there then, which may be someone else's: `who` tells. A damaged record points to
+    nothing any more and is replaced. Raises as `tag` does.
     """
-    seen = await catalog.store.read_reference(name, tag)
+    seen = await catalog.store.reference_to_change(name, tag)
     if seen is None or seen.record.target is None:
         async with _lease(catalog, "claim", config, now_s) as lease:
-            seen = await catalog.store.read_reference(name, tag)
+            seen = await catalog.store.reference_to_change(name, tag)
             if seen is None or seen.record.target is None:
                 target = await catalog.resolve(source)
                 await _point(catalog, lease, name, tag, target, seen, who=who)
@@ -220,7 +221,8 @@ async def _point(
         try:
             await _protect(catalog, target, lease, raw)
         except BaseException:
-            await finished(take_back(catalog.store, name, tag, target, seen))
+            undo = take_back(catalog.store, name, tag, target, seen)
+            await finished(undo, within_s=TAKE_BACK_S)
             raise
     return Naming(f"{name}:{tag}", kind, target, changed)
 

@@ -31,12 +31,13 @@ from transfer.indexing import join_segments
 from transfer.ingest import Batch, Chunk, Ingest, Span
 from transfer.known import KnownChunks
 from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
+from transfer.leftovers import remove_leftovers
 from transfer.packer import PackedCounts, Packer
 from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.scan import Listing, check_unchanged, scan_directory
 from transfer.separation import check_source
 from transfer.store.base import Store, StoredReference
-from transfer.tasks import finished, first_cause
+from transfer.tasks import TAKE_BACK_S, finished, first_cause
 from transfer.threads import Threads
 
 _MAX_ROUNDS = 16
@@ -105,6 +106,7 @@ async def push(
     work = _Push(catalog, request, lease, threads, config, progress or Silent())
     try:
         await lease.take()
+        await remove_leftovers(catalog, lease)
         async with asyncio.TaskGroup() as group:
             keeper = group.create_task(lease.keep())
             report = await work.run(group)
@@ -237,7 +239,8 @@ class _Push:
             except BaseException:
                 if self._request.reference is not None:
                     names = self._request.reference
-                    await finished(take_back(self._store, *names, what.digest, seen))
+                    undo = take_back(self._store, *names, what.digest, seen)
+                    await finished(undo, within_s=TAKE_BACK_S)
                 raise
         return reference
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import logging
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+CLEAN_UP_S = 10.0
+"""How long clean-up may hold up who stops a transfer."""
+
+TAKE_BACK_S = 60.0
+"""The same where a reference was written that must not stay."""
+
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -29,11 +38,30 @@ async def beside(work: Coroutine[Any, Any, T], endless: Coroutine[Any, Any, None
     return result
 
 
-async def finished(clean_up: Awaitable[None]) -> None:
-    """Let a short clean-up end although the caller is being cancelled."""
+async def finished(clean_up: Coroutine[Any, Any, None], *, within_s: float = CLEAN_UP_S) -> None:
+    """Let a short clean-up end although the caller is being cancelled.
+
+    Whoever cancels waits no longer than `within_s`: a server may have gone silent. What is left
+    behind then is what a process that was killed leaves.
+    """
     task = asyncio.ensure_future(clean_up)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    caller = asyncio.current_task()
+    if caller is None or not caller.cancelling():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await _ended(task, within_s)
+            raise
+    elif await _ended(task, within_s):
+        task.result()
+
+
+async def _ended(task: asyncio.Future[None], within_s: float) -> bool:
+    """Whether the task ended in time; else it is cancelled, and has ended too."""
+    done, _ = await asyncio.wait([task], timeout=within_s)
+    if done:
+        return True
+    task.cancel()
+    await asyncio.wait([task])
+    _log.warning("clean-up was given up after %g s; what was begun may lie in the store", within_s)
+    return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from imgfmt import layout
+from imgfmt import index, layout
 from imgfmt.digest import Digest
 from imgfmt.errors import CorruptData, InvalidImage, NotFound, Unsupported
 from imgfmt.image import Image
@@ -63,7 +63,8 @@ class DamagedFile:
 class Damage:
     """One object that is not as it must be, `name` being a digest, a pack's name or a reference.
 
-    `pack` is the pack that a chunk was read from; `files` are those that are lost by it.
+    `pack` is the pack that a chunk was read from; `files` are those that are lost by it. Nothing is
+    in the place of a pack that is `gone`.
     """
 
     kind: DamageKind
@@ -71,6 +72,7 @@ class Damage:
     reason: str
     pack: str = ""
     files: tuple[DamagedFile, ...] = ()
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +120,33 @@ async def verify_all(
     job = _Verify(catalog, config, progress or Silent(), PhaseClock(now_s))
     listed = await job.check_listings()
     await job.check_references(listed[layout.REFS])
+    await job.check_index(listed[layout.INDEX])
     found = [layout.digest_of_key(facts.key) for facts in listed[layout.IMAGES]]
     return await job.run([digest for digest in found if digest])
 
 
+def _reference_of(key: str) -> tuple[str, str] | None:
+    """Name and tag of a reference by the key of its state: one generation of it, or in a bucket."""
+    parsed = layout.parse_generation_key(key) or layout.parse_generation_key(f"{key}/{0:016d}")
+    return parsed[:2] if parsed else None
+
+
 class _Collector:
-    """A sink that only takes note of damage."""
+    """A sink that only takes note of damage: of chunks, and of those whose pack is gone."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Numbers, str]] = []
+        self.without_pack: list[Numbers] = []
 
     def accept(self, numbers: Numbers, views: Sequence[memoryview]) -> None:
         """Chunks that are as they must be."""
 
     def damaged(self, numbers: Numbers, error: CorruptData | NotFound) -> None:
         """See `Sink.damaged`."""
-        self.found.append((numbers, str(error)))
+        if isinstance(error, NotFound):
+            self.without_pack.append(numbers)
+        else:
+            self.found.append((numbers, str(error)))
 
 
 class _Verify:
@@ -189,8 +202,7 @@ class _Verify:
     async def check_references(self, listed: Sequence[ObjectFacts]) -> None:
         """Check that every reference can be read, and that its target exists."""
         store = self._catalog.store
-        keys = [layout.parse_generation_key(facts.key) for facts in listed]
-        for name, tag in sorted({key[:2] for key in keys if key}):
+        for name, tag in sorted(set(filter(None, (_reference_of(facts.key) for facts in listed)))):
             try:
                 state = await store.read_reference(name, tag)
             except _DAMAGE as error:
@@ -200,6 +212,18 @@ class _Verify:
             if target and not await self._is_there(layout.image_key(target)):
                 reason = f"it points to image {target}, which does not exist"
                 self._note(DamageKind.REFERENCE, f"{name}:{tag}", reason)
+
+    async def check_index(self, listed: Sequence[ObjectFacts]) -> None:
+        """Check that every segment of the index can be read."""
+        for facts in listed:
+            if not facts.is_object or not layout.is_object_key(facts.key):
+                continue
+            try:
+                index.decode(await self._catalog.read(facts.key), self._catalog.named(facts.key))
+            except NotFound:  # joined with others meanwhile
+                continue
+            except _DAMAGE as error:
+                self._note(DamageKind.INDEX, facts.key, error)
 
     async def _is_there(self, key: str) -> bool:
         """Whether anything is in the object's place; what it is is told elsewhere."""
@@ -274,6 +298,7 @@ class _Verify:
         self._clock.end("verify")
         table = executor.table
         sound = np.ones(len(table), dtype=np.bool_)
+        gone = self._note_gone(table, sink.without_pack)
         for numbers, reason in sink.found:
             sound[numbers] = False
             first = int(numbers[0])
@@ -292,16 +317,37 @@ class _Verify:
             chunks = by_pack[edges[pack_index] : edges[pack_index + 1]]
             await self._check_pack(table, pack_index, chunks[sound[chunks]])
 
-        await each(iter(range(len(table.packs))), check, self._config.n_threads)
+        left = (pack for pack in range(len(table.packs)) if pack not in gone)
+        await each(left, check, self._config.n_threads)
         self._clock.end("packs")
         return stats.fetched_bytes
 
+    def _note_gone(self, table: ChunkTable, lost: Sequence[Numbers]) -> set[int]:
+        """Tell of packs that do not exist, once each, all of whose chunks are `lost`."""
+        if not lost:
+            return set()
+        numbers = np.unique(np.concatenate(lost))
+        gone = np.unique(table.pack[numbers]).tolist()
+        for pack in gone:
+            name = table.packs[pack].tobytes()
+            chunks = numbers[table.pack[numbers] == pack]
+            n_lost = len(np.unique(table.offset[chunks]))
+            reason = f"{self._catalog.named(f'pack {name.hex()}')} does not exist"
+            self._note(
+                DamageKind.PACK,
+                name.hex(),
+                f"{reason}: {n_lost} chunks that images need are lost",
+                gone=True,
+                files=tuple(dict.fromkeys(self._files(table, chunks))),
+            )
+        return set(gone)
+
     def _files(self, table: ChunkTable, numbers: Numbers) -> Iterator[DamagedFile]:
         """The files that hold any of these chunks, by all their names."""
-        for number in numbers.tolist():
-            index, number_in_tree = table.tree_of(number)
-            content = self._contents[index]
-            entry = content.tree.chunk_entry[number_in_tree]
+        placed = (table.tree_of(number) for number in numbers.tolist())
+        entries = ((i, int(self._contents[i].tree.chunk_entry[n])) for i, n in placed)
+        for i, entry in dict.fromkeys(entries):
+            content = self._contents[i]
             names = np.flatnonzero(content.tree.columns["group"] == entry).tolist()
             for user in self._users[content.placement.tree]:
                 for name in names:

@@ -120,7 +120,12 @@ def verify(
 
 @command.command()
 @click.option("--all", "everything", is_flag=True, help="Remove all that nothing needs.")
-@click.option("--max-size", type=byte_size, metavar="SIZE", help="Begin where the cache is larger; end at 90 % of it.")
+@click.option(
+    "--max-size",
+    type=byte_size,
+    metavar="SIZE",
+    help="Begin where the cache is larger; end at 90 % of it.",
+)
 @click.option("--begin-free", type=float, default=0.20, show_default=True, metavar="SHARE",
               help="Begin where less of the filesystem is free.")  # fmt: skip
 @click.option("--end-free", type=float, default=0.25, show_default=True, metavar="SHARE",

@@ -15,12 +15,16 @@ from snapcask.commands.options import byte_size, json_option, quiet_option
 )  # fmt: skip
 @click.option(
     "--pack-bytes", type=byte_size, metavar="SIZE",
-    help="Where a pack is closed.  [default: 64MiB]",
+    help="Where a pack is closed.  [default: 128MiB]",
 )  # fmt: skip
 @click.option(
     "--codec", type=click.Choice(["raw", "zstd", "auto"]),
     help="How new chunks are stored; auto is zstd where a sample gains 1.4 times.  [default: raw in"
-    " a directory]",
+    " a directory, auto in a bucket]",
+)  # fmt: skip
+@click.option(
+    "--allow-non-empty", is_flag=True,
+    help="Make STORE a store although it holds other things, which stay.",
 )  # fmt: skip
 @json_option
 @quiet_option
@@ -29,16 +33,24 @@ def command(
     page_bytes: int | None,
     pack_bytes: int | None,
     codec: str | None,
+    allow_non_empty: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Make the directory STORE a store; it need not exist.
+    """Make the directory or bucket STORE a store; a directory need not exist.
 
-    How trees are cut is recorded and stays. A directory that is a store already is refused.
+    How trees are cut is recorded and stays. What is a store already, lies in one or is not empty is
+    refused.
     """
     from snapcask import api, render
 
-    record = api.init_store(store, page_bytes=page_bytes, pack_bytes=pack_bytes, codec=codec)
+    record = api.init_store(
+        store,
+        page_bytes=page_bytes,
+        pack_bytes=pack_bytes,
+        codec=codec,
+        allow_non_empty=allow_non_empty,
+    )
     if as_json:
         document = {
             "store": store,

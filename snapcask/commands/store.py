@@ -9,6 +9,7 @@ import click
 from snapcask.commands.options import json_option, store_option
 
 if TYPE_CHECKING:
+    from imgfmt.probe_record import ProbeRecord
     from imgfmt.store_record import StoreRecord
 
 Held = dict[str, tuple[int, int]]
@@ -22,7 +23,7 @@ def command(store: str, as_json: bool) -> None:
     from snapcask import render
     from snapcask.running import run
 
-    record, held = run(_look(store))
+    record, probed, held = run(_look(store))
     setup = {
         "uuid": record.uuid.hex(),
         "profile": record.profile,
@@ -35,14 +36,20 @@ def command(store: str, as_json: bool) -> None:
     if as_json:
         features = {"read": record.read, "write": record.write, "delete": record.delete}
         objects = {kind: {"objects": n, "bytes": size} for kind, (n, size) in held.items()}
-        render.print_json({"store": store, **setup, "features": features, "holds": objects})
+        found = probed.found if probed else None
+        render.print_json(
+            {"store": store, **setup, "features": features, "probe": found, "holds": objects}
+        )
         return
+    if probed:
+        seen = ", ".join(f"{name} {what}" for name, what in sorted(probed.found.items()))
+        setup["probe"] = render.one_line(seen)
     render.print_lines(render.facts((name, str(value)) for name, value in setup.items()))
     rows = [(kind, str(n), render.human_bytes(size)) for kind, (n, size) in held.items()]
     render.print_lines(["", *render.table(("KIND", "OBJECTS", "BYTES"), rows, right=" rr")])
 
 
-async def _look(store: str) -> tuple[StoreRecord, Held]:
+async def _look(store: str) -> tuple[StoreRecord, ProbeRecord | None, Held]:
     from imgfmt import layout
     from snapcask.stores import opened
 
@@ -55,4 +62,4 @@ async def _look(store: str) -> tuple[StoreRecord, Held]:
         for prefix in prefixes:
             found = await catalog.store.list_objects(prefix)
             held[prefix.rstrip("/")] = (len(found), sum(facts.size_bytes for facts in found))
-        return catalog.record, held
+        return catalog.record, await catalog.probe_record(), held

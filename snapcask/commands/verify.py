@@ -87,14 +87,16 @@ def _advice(report: VerifyReport) -> list[str]:
     from transfer.verify import DamageKind
 
     packs = {damage.pack for damage in report.damages if damage.pack}
-    packs |= {damage.name for damage in report.damages if damage.kind is DamageKind.PACK}
+    gone = {damage.name for damage in report.damages if damage.gone}
+    packs |= {damage.name for damage in report.damages if damage.kind is DamageKind.PACK} - gone
     keys = [
         layout.pack_key(bytes.fromhex(name)) for name in sorted(packs) if _PACK_NAME.fullmatch(name)
     ]
     again = "push the directories of the images again, or `snapcask cp` them from another store"
     lines = [f"to mend: move {key} out of the store, then {again}" for key in keys]
     kinds = {damage.kind for damage in report.damages}
-    if not keys and kinds & {DamageKind.IMAGE, DamageKind.TREE, DamageKind.PLACEMENT}:
+    written_anew = {DamageKind.IMAGE, DamageKind.TREE, DamageKind.PLACEMENT}
+    if gone or (not keys and kinds & written_anew):
         lines.append(f"to mend: {again}")
     if DamageKind.REFERENCE in kinds:
         lines.append("to mend a reference: push to it again, or `snapcask tag` an image with it")

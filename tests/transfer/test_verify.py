@@ -103,15 +103,23 @@ def test_all_damaged_chunks_are_told_with_their_files(store: FixtureStore) -> No
     assert "it hashes to blake3:" in by_name[str(large[1])].reason
 
 
-def test_a_missing_pack_is_told_with_all_its_chunks(store: FixtureStore) -> None:
+def test_a_missing_pack_is_told_once_with_the_files_that_are_lost(store: FixtureStore) -> None:
     image = store.add(NODES)
     store.pack_paths()[1].unlink()
     report = verified(store, image)
     lost = [raw for raw, place in store.places.items() if place.pack == 1]
-    assert told(report.damages) == {
-        (DamageKind.PACK, store.packs[1].hex()),
-        *((DamageKind.CHUNK, str(Digest(raw))) for raw in lost),
-    }
+    [damage] = report.damages
+    assert (damage.kind, damage.name) == (DamageKind.PACK, store.packs[1].hex())
+    assert f"does not exist: {len(lost)} chunks" in damage.reason
+    assert {file.path for file in damage.files} == {b"d/large", b"again", b"link"}
+
+
+def test_verify_all_tells_segments_of_the_index_that_are_damaged(store: FixtureStore) -> None:
+    store.add(NODES)
+    segment = store.root / layout.INDEX / ("0" * 32)
+    segment.parent.mkdir(exist_ok=True)
+    segment.write_bytes(b"junk")
+    assert told(verified_all(store).damages) == {(DamageKind.INDEX, f"index/{'0' * 32}")}
 
 
 def test_a_short_pack_is_told_with_the_chunks_that_are_lost(store: FixtureStore) -> None:

@@ -239,15 +239,16 @@ class CacheRoot:
                 )
 
     def check_there(self) -> None:
-        """Raise Conflict if the path leads elsewhere by now: removed, or hidden by a mount."""
+        """Raise Conflict if the path leads elsewhere by now, or nowhere: removed, or hidden."""
         try:
             there = os.stat(self.path)
+            if (there.st_dev, there.st_ino) != self._identity:
+                raise Conflict(
+                    f"cache {self.shown} is hidden by a later mount or was replaced; start again"
+                )
+            os.stat(os.path.join(self.path, "domains"))
         except FileNotFoundError:
             raise Conflict(f"cache {self.shown} was removed meanwhile; start again") from None
-        if (there.st_dev, there.st_ino) != self._identity:
-            raise Conflict(
-                f"cache {self.shown} is hidden by a later mount or was replaced; start again"
-            )
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -279,7 +280,10 @@ class CacheRoot:
     def domains(self) -> list[tuple[DomainPaths, DomainRecord]]:
         """All security domains, for who looks after the cache."""
         found = []
-        for name in sorted(os.listdir(os.path.join(self.path, "domains"))):
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # somebody may have removed all of them
+            names = sorted(os.listdir(os.path.join(self.path, "domains")))
+        for name in names:
             paths = DomainPaths(self.path, name, self.disks)
             raw = read_file(os.path.join(paths.folder, "domain.msgpack"))
             if raw is not None:

@@ -10,13 +10,14 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from imgfmt import image as images
 from imgfmt import layout
 from imgfmt.digest import Digest, digest_of
-from imgfmt.errors import CorruptData, ImageError, NotFound, StoreUnavailable
+from imgfmt.errors import Conflict, CorruptData, ImageError, NotFound, StoreUnavailable
 from imgfmt.image import Image, Member
 from imgfmt.tree import Tree
 from transfer.attributes import Warnings
@@ -28,7 +29,8 @@ from transfer.cache.fill import Fill, FillStats
 from transfer.cache.flights import Builder, OwnFlight, read_builder, read_progress
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import Lock, lock
-from transfer.cache.owners import is_sound, read_object, write_object
+from transfer.cache.owners import is_sound, read_mark, read_object, write_object
+from transfer.cache.places import missing_part
 from transfer.cache.repair import settle_doubtful
 from transfer.cache.usage import touch
 from transfer.catalog import Catalog, MemberContent
@@ -44,6 +46,8 @@ _POLL_S = 0.02
 _MAX_POLL_S = 0.2
 _STALLED_S = 600.0
 _TRIES = 100
+_MAX_STEPS = 6
+"""How often one call builds or mends a tree before it gives up: it does not stay then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,14 @@ class _Warming:
         self.logical_bytes = 0
         self.evicted_bytes = 0
         self.waited: set[Digest] = set()
+        self._steps: Counter[Digest] = Counter()
+        self._lost: dict[Digest, str] = {}
 
     async def run(self, trees: Sequence[Digest]) -> None:
-        """Return when all of these trees are complete and sound."""
+        """Return when all of these trees are complete and sound.
+
+        Raises Conflict if one of them does not stay so.
+        """
         run, fruitless = self._threads.run, 0
         while True:
             await run(self._cache.check_there)
@@ -169,12 +178,14 @@ class _Warming:
             held = await run(self._try_locks, missing)
             try:
                 if held:
+                    self._count(held)
                     await self._build(held)
                     continue
             finally:
                 for taken in held.values():
                     taken.close()
-            if not await settle_doubtful(
+            marked = await run(self._marked, missing)
+            if await settle_doubtful(
                 self._cache,
                 self._paths,
                 self._catalog,
@@ -182,6 +193,8 @@ class _Warming:
                 self._threads,
                 self._config.transfer,
             ):
+                self._count(marked)
+            else:
                 await self._wait(missing[0])
                 fruitless += 1
                 if fruitless > _TRIES and await run(os.path.exists, self._paths.mark(missing[0])):
@@ -191,7 +204,26 @@ class _Warming:
                 await asyncio.sleep(_POLL_S)
 
     def _is_sound(self, tree: Digest) -> bool:
-        return is_sound(self._paths, tree, self._cache.session)
+        if is_sound(self._paths, tree, self._cache.session):
+            return True
+        mark = read_mark(self._paths, tree) if self._steps[tree] else None
+        if mark is not None:
+            self._lost[tree] = missing_part(self._paths, mark)
+        return False
+
+    def _marked(self, trees: Iterable[Digest]) -> list[Digest]:
+        return [tree for tree in trees if os.path.exists(self._paths.mark(tree))]
+
+    def _count(self, trees: Iterable[Digest]) -> None:
+        """Note that these are built or mended. Raises Conflict after too many times."""
+        for tree in trees:
+            if self._steps[tree] >= _MAX_STEPS:
+                lost = self._lost.get(tree) or "is gone from the cache"
+                raise Conflict(
+                    f"tree {tree.short} does not stay: whenever it is complete it {lost}; find out"
+                    " what removes files there, and try again"
+                )
+            self._steps[tree] += 1
 
     def _try_locks(self, trees: Sequence[Digest]) -> dict[Digest, Lock]:
         """Locks of those trees that have no mark and nobody builds."""

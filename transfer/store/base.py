@@ -140,11 +140,34 @@ class ClosableStore(Store, Protocol):
 
 
 @runtime_checkable
+class Sweepable(Protocol):
+    """A store where a writer that is killed leaves something that no listing of objects shows."""
+
+    async def unfinished_since_ns(self) -> list[int]:
+        """When each unfinished object was last written or begun, by the store's clock."""
+
+    async def remove_unfinished(self, before_ns: int) -> int:
+        """Remove those from before this time; returns how many. Whoever is still at one fails."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A store that can tell what lies at its place, for `init` to ask before it is a store."""
+
+    async def in_the_way(self) -> str | None:
+        """Something at the store's place that a new store does not begin with, or None."""
+
+    async def enclosing_store(self) -> str | None:
+        """The URL of a store that this one would lie in, or None."""
+
+
+@runtime_checkable
 class Probed(Protocol):
     """A store whose server may not keep the promises of SPEC.md section 9; `init` asks it to."""
 
-    async def probe(self) -> None:
+    async def probe(self) -> dict[str, str]:
         """Try exclusive creation, conditional changes, ranged reads and listings.
 
-        Raises InvalidInput, naming what the server does not honour. Leaves nothing behind.
+        Returns what was found, by what was tried. Raises InvalidInput, naming what the server does
+        not honour. Leaves nothing behind.
         """

@@ -22,6 +22,7 @@ from imgfmt.reference import ReferenceRecord, standing_in
 from imgfmt.sizes import check_size
 from transfer.filesystems import is_remote
 from transfer.oserrors import printable, translate
+from transfer.store import surroundings
 from transfer.store.base import (
     UNCHECKED_BYTES,
     ObjectFacts,
@@ -29,6 +30,7 @@ from transfer.store.base import (
     SizeCheck,
     StoredReference,
 )
+from transfer.store.unfinished import is_temporary
 from transfer.tasks import finished
 from transfer.threads import Threads
 
@@ -232,6 +234,29 @@ class PosixStore:
             await finished(pack.abort())
             raise
         return pack
+
+    async def in_the_way(self) -> str | None:
+        """See `Placed.in_the_way`."""
+        return await self._run(layout.STORE_KEY, lambda: surroundings.in_the_way(self.root))
+
+    async def enclosing_store(self) -> str | None:
+        """See `Placed.enclosing_store`."""
+        return await self._run(layout.STORE_KEY, lambda: surroundings.enclosing_store(self.root))
+
+    async def unfinished_since_ns(self) -> list[int]:
+        """See `Sweepable.unfinished_since_ns`."""
+        return [facts.written_ns for facts in await self._temporaries()]
+
+    async def remove_unfinished(self, before_ns: int) -> int:
+        """See `Sweepable.remove_unfinished`."""
+        old = [facts for facts in await self._temporaries() if facts.written_ns < before_ns]
+        for facts in old:
+            await self.delete(facts.key)
+        return len(old)
+
+    async def _temporaries(self) -> list[ObjectFacts]:
+        found = await self.list_objects(layout.TMP)
+        return [facts for facts in found if facts.is_object and is_temporary(facts.key)]
 
     async def read_reference(self, name: str, tag: str) -> StoredReference | None:
         """See `Store.read_reference`. The version is the generation."""

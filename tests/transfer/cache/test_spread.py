@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imgfmt.digest import Digest
-from imgfmt.errors import OutOfResources, Unsupported
+from imgfmt.errors import Conflict, OutOfResources, Unsupported
 from tests.filesystems import Disk, disk, run
 from tests.transfer.cache.several import pages, parts, path_of, seen, world_on
 from tests.transfer.cache.support import World, join, served_bytes, start
 from tests.transfer.cache.test_scrub import scrubbed
 from tests.transfer.fixture_store import MIB, FixtureStore, Node, contents, expected, noise
-from transfer.cache import claims, spread
+from transfer.cache import claims, fill, spread
+from transfer.cache.build import commit
 from transfer.cache.damage import damaged_trees
 from transfer.cache.disks import MAIN, free_of
 from transfer.cache.evict import Watermarks, apply_watermarks, evict_all, make_room
@@ -177,6 +180,26 @@ def test_two_overlapping_images_at_once_fetch_what_they_share_once(
     assert served_bytes(log) < 30 * MIB
     for image, seed in zip(images, (1, 2), strict=True):
         assert seen(world, image) == expected(pages(seed, own=1))
+
+
+def test_a_part_that_vanishes_after_each_build_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = pages(1)
+    image = world.store.add(nodes)
+    tree = world.tree_of(image)
+    first = next(iter(world.cache.disks))
+
+    def undone(*given: Any, **known: Any) -> None:
+        commit(*given, **known)
+        shutil.rmtree(world.paths.on(first).tree(tree))
+
+    monkeypatch.setattr(fill, "commit", undone)
+    with pytest.raises(Conflict, match=f"does not stay: .* lost its files on disk {first.path};"):
+        world.warm(image)
+    monkeypatch.undo()
+    assert world.warm(image).fetched_bytes < 10 * MIB  # the other parts stayed
+    assert seen(world, image) == expected(nodes)
 
 
 def one_file(world: World, seed: int, at: int, disks: list[Disk]) -> None:

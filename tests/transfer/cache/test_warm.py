@@ -7,13 +7,14 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from imgfmt import layout
 from imgfmt.digest import Digest
-from imgfmt.errors import CorruptData, NotFound
+from imgfmt.errors import Conflict, CorruptData, NotFound
 from tests.filesystems import Disk
 from tests.transfer.cache.support import (
     CountingStore,
@@ -23,7 +24,8 @@ from tests.transfer.cache.support import (
     snapshot,
 )
 from tests.transfer.fixture_store import MIB, FixtureStore, Node, contents, expected, noise, run
-from transfer.cache import claims, flights, owners
+from transfer.cache import claims, fill, flights, owners
+from transfer.cache.build import commit
 from transfer.cache.locks import lock
 from transfer.cache.owners import Keys, is_sound
 from transfer.catalog import open_catalog
@@ -187,6 +189,28 @@ def test_a_damaged_chunk_in_the_store_is_never_written_as_complete(world: World)
     with pytest.raises(CorruptData):
         world.warm(image)
     assert not is_sound(world.paths, world.tree_of(image), world.cache.session)
+
+
+def test_a_tree_that_is_gone_after_each_build_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = world.store.add({b"a": Node(noise(MIB))})
+    tree, builds = world.tree_of(image), []
+
+    def undone(*given: Any, **known: Any) -> None:
+        commit(*given, **known)
+        builds.append(os.path.exists(world.paths.mark(tree)))
+        os.unlink(world.paths.mark(tree))
+        shutil.rmtree(world.paths.tree(tree))
+
+    monkeypatch.setattr(fill, "commit", undone)
+    with pytest.raises(Conflict, match=rf"{tree.short} does not stay: .* gone from the cache"):
+        world.warm(image)
+    assert builds == [True] * len(builds)
+    assert 1 < len(builds) < 10
+    monkeypatch.undo()
+    assert world.warm(image).built == 1
+    assert contents(world.tree(image))[b"a"] == noise(MIB)
 
 
 def test_a_tree_that_was_not_synced_is_read_again_in_another_session(world: World) -> None:

@@ -116,3 +116,15 @@ def test_errors_differ_and_name_the_object(
     for done in (absent, bucket, nobody, denied, wrong):
         assert done.stderr.count("\n") == 1
         assert "Traceback" not in done.stderr
+
+
+def test_a_prefix_that_holds_other_things_or_lies_in_a_store_is_refused(seaweedfs: Server) -> None:
+    seaweedfs.client().put_object(Bucket="bucket", Key="places/mine", Body=b"precious")
+    failed = run("init", url_of(seaweedfs, "places"), code=2)
+    assert "s3://bucket/places is not empty, it holds mine" in failed.stderr
+    run("init", url_of(seaweedfs, "places/inner"))
+    run("init", url_of(seaweedfs, "places"), "--allow-non-empty")
+    run("init", url_of(seaweedfs, "places/inner/most"))
+    for place, around in {"inner/packs": "places/inner", "refs/x": "places"}.items():
+        failed = run("init", url_of(seaweedfs, f"places/{place}"), code=2)
+        assert f"lies in the store s3://bucket/{around};" in failed.stderr

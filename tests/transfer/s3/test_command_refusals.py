@@ -153,7 +153,12 @@ def test_a_pack_that_was_deleted_is_told(call: Call, objects: LittleS3, tmp_path
     with FaultServer(objects) as server:
         url = url_of(server.endpoint)
         failed = call("pull", "snap:v1", tmp_path / "out", "--store", url)
-        one_line(failed, 4, f"in pack {key[-32:]}", "its pack does not exist", "s3://bucket/store")
+        one_line(
+            failed,
+            4,
+            f"in pack {key[-32:]}",
+            "s3://bucket/store: its pack does not exist; `snapcask verify` tells",
+        )
         assert call("verify", "snap:v1", "--store", url).code == 6
     assert not (tmp_path / "out").exists()
 
@@ -186,3 +191,12 @@ def test_a_pack_that_is_overwritten_during_a_pull_is_told(
     assert 412 in statuses  # no byte of two versions was joined
     one_line(failed, 6, f"in pack {key[-32:]}", "s3://bucket/store")
     assert not (tmp_path / "out").exists()
+
+
+def test_verify_all_tells_of_a_damaged_reference(call: Call, objects: LittleS3) -> None:
+    objects.put("store/refs/x/y", b"junk")
+    with FaultServer(objects) as server:
+        failed = call("verify", "--all", "--store", url_of(server.endpoint))
+    assert failed.code == 6
+    assert "damaged reference" in failed.out
+    assert "refs/x/y" in failed.out

@@ -128,7 +128,14 @@ def test_init_finds_real_servers_fit(name: str, request: pytest.FixtureRequest) 
         store = S3Store(S3Config("bucket", prefix, endpoint=server.endpoint))
         assert (await store.abilities()).missing == []
         made = await init_store(store, StoreRecord(secrets.token_bytes(16), True))
-        assert (await open_catalog(store, write=True)).record == made
+        catalog = await open_catalog(store, write=True)
+        assert catalog.record == made
+        probed = await catalog.probe_record()
+        assert probed is not None
+        assert "server" in probed.found
+        assert {k: v for k, v in probed.found.items() if k != "server"} == dict.fromkeys(
+            ("if-none-match", "if-match", "ranges", "listing"), "honoured"
+        )
         with pytest.raises(InvalidInput, match="already"):
             await init_store(store, made)
         assert [facts.key for facts in await store.list_objects("tmp/")] == []

@@ -133,9 +133,11 @@ class OpenedClient:
             session.set_credentials(
                 given.access_key_id, given.secret_access_key, given.session_token
             )
+        region = config.region or session.get_config_variable("region") or DEFAULT_REGION
+        session.set_config_variable("region", region)  # for services that give credentials too
         self._made = session.create_client(
             "s3",
-            region_name=config.region or session.get_config_variable("region") or DEFAULT_REGION,
+            region_name=region,
             endpoint_url=endpoint,
             verify=_verify(config),
             config=_sdk_config(config, session, endpoint),
@@ -156,22 +158,28 @@ class OpenedClient:
         await self._made.__aexit__(kind, error, trace)
 
 
+_SERVICES = ["s3", "signin", "sso", "sso-oidc", "sts"]
+"""S3, and what credentials of roles, of web identities and of a sign-on come from."""
+
+
 @functools.cache
 def _loader() -> Any:
     """The SDK's descriptions of services, megabytes of JSON: parsed once for all clients.
 
-    It looks through the folders of all services for one; we know which one.
+    It looks through the folders of all services for one; we know which ones.
     """
     from botocore.loaders import Loader
 
-    class OnlyS3(Loader):  # type: ignore[misc]
+    class FewServices(Loader):  # type: ignore[misc]
         def list_available_services(self, type_name: str) -> list[str]:
-            return ["s3"]
+            return _SERVICES
 
         def determine_latest_version(self, service_name: str, type_name: str) -> str:
-            return API_VERSION
+            if service_name == "s3":
+                return API_VERSION
+            return str(super().determine_latest_version(service_name, type_name))
 
-    return OnlyS3()
+    return FewServices()
 
 
 def _sdk_config(config: S3Config, session: Any, endpoint: str | None) -> Any:
@@ -222,7 +230,7 @@ def _ca_file(session: Any, config: S3Config) -> str:
     named = named or os.environ.get("REQUESTS_CA_BUNDLE")
     if named and not os.access(named, os.R_OK):
         raise InvalidInput(
-            f"store {config.url}: the CA bundle {named} can't be read; correct --ca-bundle or"
+            f"store {config.url}: the CA bundle {named} can't be read; correct ?ca-bundle= or"
             " AWS_CA_BUNDLE"
         )
     return str(named or get_cert_path(True))

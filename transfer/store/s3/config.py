@@ -99,11 +99,13 @@ class S3Config:
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
         if self.connections < 1:
-            raise InvalidInput("connections is at least 1")
+            raise InvalidInput(
+                f"store {self.url}: connections is at least 1, not {self.connections}"
+            )
         if self.part_bytes < 5 * MIB or self.range_bytes < 1 * MIB:
             raise InvalidInput("part_bytes is at least 5 MiB, range_bytes 1 MiB")
         if self.bytes_per_s is not None and self.bytes_per_s < 1:
-            raise InvalidInput("bytes_per_s is at least 1")
+            raise InvalidInput(f"store {self.url}: the bandwidth limit is at least 1 byte a second")
 
     @property
     def url(self) -> str:

@@ -34,6 +34,14 @@ class ConnectionLost(Exception):
     """The connection ended before the answer did."""
 
 
+class NoProxy(OSError):
+    """The proxy, not the server, could not be reached. `proxy` names it."""
+
+    def __init__(self, proxy: str, cause: OSError) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        self.proxy = proxy
+
+
 PlaceBody = Callable[[Head], memoryview | None]
 """Says where the body goes: memory of exactly its length, or None to have it collected.
 

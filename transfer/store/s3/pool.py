@@ -17,7 +17,7 @@ from aiohappyeyeballs import start_connection
 from imgfmt.errors import Unsupported
 from transfer.store.s3.answer import Head
 from transfer.store.s3.client import Base
-from transfer.store.s3.http import Connection, ConnectionLost
+from transfer.store.s3.http import Connection, ConnectionLost, NoProxy
 from transfer.store.s3.policy import Patience, RateLimit
 
 _HAPPY_EYEBALLS_S = 0.25
@@ -113,7 +113,11 @@ class ConnectionPool:
         async with asyncio.timeout(self._patience.connect_s):
             if self._proxy is None:
                 return await self._open(self._base.host, self._base.port, self._tls)
-            connection = await self._open(self._proxy.host, self._proxy.port, None)
+            try:
+                connection = await self._open(self._proxy.host, self._proxy.port, None)
+            except OSError as error:
+                named = f"the proxy {self._proxy.host}:{self._proxy.port}"
+                raise NoProxy(named, error) from error
             if self._tls is not None:
                 await self._tunnel(connection, self._proxy, self._tls)
             return connection

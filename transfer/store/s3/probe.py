@@ -14,6 +14,7 @@ from typing import Any
 from imgfmt import layout
 from imgfmt.errors import CorruptData, InvalidInput, StoreUnavailable
 from transfer.store.s3.bucket import Bucket
+from transfer.store.s3.errors import one_line
 from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.objects import Objects
 from transfer.store.s3.ranges import Wanted
@@ -22,6 +23,7 @@ from transfer.store.s3.sending import Body
 from transfer.store.s3.session import Wire
 
 _N_RACERS = 8
+_MOST_OF_A_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,18 @@ class Abilities:
     if_match: bool
     ranges: bool
     listing: bool
+    server: str = ""
+
+    def found(self) -> dict[str, str]:
+        """The same by short names, for the record; `server` is what it calls itself."""
+        tried = {
+            "if-none-match": self.if_none_match,
+            "if-match": self.if_match,
+            "ranges": self.ranges,
+            "listing": self.listing,
+        }
+        found = {name: "honoured" if holds else "ignored" for name, holds in tried.items()}
+        return found | ({"server": self.server} if self.server else {})
 
     @property
     def missing(self) -> list[str]:
@@ -55,6 +69,7 @@ async def probe_bucket(bucket: Bucket, objects: Objects) -> Abilities:
             if_match=await _changes(bucket, keys[2]),
             ranges=await _reads_ranges(bucket, keys[2]),
             listing=any(facts.key == keys[2] for facts in await objects.list(layout.TMP)),
+            server=await _server(bucket, keys[2]),
         )
     finally:
         for key in keys:
@@ -106,6 +121,13 @@ async def _put(bucket: Bucket, key: str, **condition: Any) -> bool | None:
             raise failed from error
 
     return await bucket.session.run(bucket.named(key), attempt)
+
+
+async def _server(bucket: Bucket, key: str) -> str:
+    """What the server calls itself, on one short line; many do not."""
+    answer = await bucket.call(bucket.named(key), "head_object", Key=bucket.full(key))
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return one_line(str(headers.get("server", "")))[:_MOST_OF_A_NAME]
 
 
 async def _reads_ranges(bucket: Bucket, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from imgfmt import layout
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
 from transfer.store.base import ObjectFacts, PackSink, SizeCheck, StoredReference
+from transfer.store.s3 import place
 from transfer.store.s3.bucket import Bucket, nanoseconds
 from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.limiter import ConcurrencyLimit
@@ -18,6 +20,7 @@ from transfer.store.s3.probe import Abilities, check, probe_bucket
 from transfer.store.s3.ranges import Wanted
 from transfer.store.s3.reader import read_range, read_whole
 from transfer.store.s3.references import References
+from transfer.store.unfinished import is_in_parts, is_temporary
 
 MULTIPART_FROM_BYTES = 32 * MIB
 _KEPT_ETAGS = 65_536
@@ -78,9 +81,11 @@ class S3Store:
         """Close the connections of the running loop now. No request may be under way."""
         await self._bucket.aclose()
 
-    async def probe(self) -> None:
+    async def probe(self) -> dict[str, str]:
         """See `transfer.store.base.Probed`."""
-        check(await self.abilities(), self.url)
+        abilities = await self.abilities()
+        check(abilities, self.url)
+        return abilities.found()
 
     async def abilities(self) -> Abilities:
         """What the server was seen to do right, just now."""
@@ -192,3 +197,40 @@ class S3Store:
     async def abort_unfinished(self, upload: UnfinishedUpload) -> None:
         """Free what an upload has stored. Whoever is still at it fails."""
         await abort_upload(self._bucket, upload.key, upload.upload_id)
+
+    async def in_the_way(self) -> str | None:
+        """See `Placed.in_the_way`."""
+        return await place.in_the_way(self._bucket)
+
+    async def enclosing_store(self) -> str | None:
+        """See `Placed.enclosing_store`."""
+        return await place.enclosing_store(self._bucket)
+
+    async def unfinished_since_ns(self) -> list[int]:
+        """See `Sweepable.unfinished_since_ns`: uploads, and objects of probes."""
+        uploads, objects = await self._unfinished()
+        return [upload.begun_ns for upload in uploads] + [facts.written_ns for facts in objects]
+
+    async def remove_unfinished(self, before_ns: int) -> int:
+        """See `Sweepable.remove_unfinished`."""
+        uploads, objects = await self._unfinished()
+        old_uploads = [upload for upload in uploads if upload.begun_ns < before_ns]
+        for upload in old_uploads:
+            await self.abort_unfinished(upload)
+        old_objects = [facts for facts in objects if facts.written_ns < before_ns]
+        for facts in old_objects:
+            await self.delete(facts.key)
+        return len(old_uploads) + len(old_objects)
+
+    async def _unfinished(self) -> tuple[list[UnfinishedUpload], list[ObjectFacts]]:
+        """What writers left. An upload that seems to be older than the store is none of them.
+
+        There are servers that say the same of the time of all uploads.
+        """
+        uploads = [one for one in await self.list_unfinished() if is_in_parts(one.key)]
+        if uploads:
+            record = await self.facts(layout.STORE_KEY)
+            since_ns = record.written_ns if record else time.time_ns()
+            uploads = [one for one in uploads if one.begun_ns >= since_ns]
+        objects = await self.list_objects(layout.TMP)
+        return uploads, [facts for facts in objects if is_temporary(facts.key)]

@@ -1,0 +1,28 @@
+"""What lies where a new file store is to be: see `transfer.store.base.Placed`. Blocks."""
+
+from __future__ import annotations
+
+import os
+
+from imgfmt import layout
+from transfer.oserrors import printable
+
+
+def in_the_way(root: str) -> str | None:
+    """A name in the directory. What filesystems put at their roots is in nobody's way."""
+    try:
+        names = sorted(os.listdir(root))
+    except FileNotFoundError:
+        return None
+    usual = ("lost+found", layout.TMP.rstrip("/"))
+    found = [name for name in names if name not in usual and not name.startswith(".")]
+    return printable(found[0]) if found else None
+
+
+def enclosing_store(root: str) -> str | None:
+    """The store that the directory would lie in, however far below."""
+    folder = os.path.realpath(root)
+    while (folder := os.path.dirname(folder)) != os.path.dirname(folder):
+        if os.path.isfile(os.path.join(folder, layout.STORE_KEY)):
+            return printable(folder)
+    return None

@@ -8,7 +8,9 @@ MAKEFLAGS += --no-print-directory
 EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
 BENCH ?=#               benchmarks/bench_$(BENCH).py is what `make bench` runs; without it, the suite
+BENCH_ARGS ?=#          its arguments, e.g. BENCH=dedup BENCH_ARGS='--synthetic-gib 8'
 QUICK ?=#               anything: the suite's quick mode, under two minutes
+FIGURES ?=#             a folder: `make bench-report` writes the charts there too, as SVG files
 APT_PACKAGES ?= zstd xfsprogs btrfs-progs runc# what the tests need from the system
 
 PYTHON := .venv/bin/python
@@ -122,12 +124,12 @@ bench: venv ## Run the benchmarks (QUICK=1: two minutes; BENCH=chunking: one of 
 	[ -n "$$scripts" ] || { echo "no benchmarks/bench_$(BENCH).py" >&2; exit 1; }
 	for script in $$scripts; do
 	    echo "== $$script"
-	    $(PYTHON) "$$script"
+	    $(PYTHON) "$$script" $(BENCH_ARGS)
 	done
 
 .PHONY: bench-report
 bench-report: venv ## Draw what was measured: benchmarks/out/report.html
-	@$(PYTHON) benchmarks/draw.py
+	@$(PYTHON) benchmarks/draw.py $(if $(FIGURES),--figures $(FIGURES))
 
 .PHONY: clean
 clean: ## Remove caches, builds and what demo and benchmarks left; .venv stays

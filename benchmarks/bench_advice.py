@@ -9,20 +9,19 @@ Run: `make bench BENCH=advice`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import HERE, Report, machine
+from benchmarks.frame import options_of, reporting
+from benchmarks.report import HERE, Report
 from restore.capture import capture_process
 from transfer.dedup import BOUND, PAGE_CDC, Study
 
@@ -135,17 +134,12 @@ def compare(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--weights-mb", type=float, default=200, help="of each replica, 10^6 bytes")
     parser.add_argument("--kv-mb", type=float, default=200, help="a used KV cache, 10^6 bytes")
-    parser.add_argument("--folder", type=Path, default=None, help="where captures go")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="bench-advice-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_advice", machine(folder))
+    with reporting("bench_advice", options.folder) as (folder, report):
         compare(SETTINGS, folder, options.weights_mb, options.kv_mb, report)
-        report.show()
-        print(f"\nwritten: {report.write()}")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ folder, on a loop device that this makes. Run: `make bench BENCH=cache`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import ProbeConfig, Report, Samples, Work, machine, probe_limits
+from benchmarks.frame import gigabytes, options_of, reporting
+from benchmarks.report import Report, Samples, Work
 from imgfmt.digest import Digest
 from imgfmt.store_record import NewChunks, StoreRecord
 from transfer.cache.evict import Watermarks, remove_complete
@@ -218,20 +217,11 @@ def share_pieces(root: Path, size_bytes: int) -> dict[str, Samples | float]:
     return {"s_per_gb": per_gb, "us_per_piece": per_gb.median * 1e6 * PIECE_BYTES / 1e9}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=4.0, help="10^9 bytes of each image")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-cache-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_cache", machine(folder))
-        compare(folder, int(options.gb * 1e9), options.rounds, report)
-        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    options = options_of(__doc__, gb=4.0, rounds=5).parse_args(arguments)
+    with reporting("bench_cache", options.folder, limits=True) as (folder, report):
+        compare(folder, gigabytes(options), options.rounds, report)
 
 
 if __name__ == "__main__":

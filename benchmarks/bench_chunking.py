@@ -8,8 +8,6 @@ Run: `make bench BENCH=chunking`.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from benchmarks.report import Cost, Report, Samples, Work, machine, repeat
-from benchmarks.snapshots import BLOCK_BYTES, PAGE, REPLICAS, cuts, unpack_replicas
+from benchmarks.frame import options_of, reporting
+from benchmarks.report import Cost, Report, Samples, Work, repeat
+from benchmarks.snapshots import PAGE, REPLICAS, cuts, unpack_replicas
 from imgfmt.chunking import Profile
 from transfer.dedup import PAGE_CDC, Study
 
@@ -88,20 +87,16 @@ def measure_dedup(
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, rounds=7)
     parser.add_argument(
         "folders", type=Path, nargs="*", help="snapshots in the order of pushing (default: ours)"
     )
     parser.add_argument("--mib", type=int, default=256, help="data to cut, beyond any cache")
-    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-chunking-") as name:
-        report = Report("bench_chunking", machine(Path(name)))
+    with reporting("bench_chunking", options.folder) as (folder, report):
         measure_speed(options.mib * MIB, options.rounds, report)
-        folders = options.folders or unpack_replicas(Path(name))
+        folders = options.folders or unpack_replicas(folder)
         measure_dedup(folders, {} if options.folders else TARGETS_MB, report)
-        report.show()
-        print(f"\nblocks of {BLOCK_BYTES // MIB} MiB; written: {report.write()}")
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
 Many Pods publish one image that the cache has, each authorised, while the node has many other
 mounts; beside it as many bare overlay mounts, by mount(8) as drivers usually make them, and by
 system calls alone. Also the memory of the idle driver. Needs root, xfsprogs and loop devices.
+Run: `make bench BENCH=csi`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Report, Samples, machine
+from benchmarks.frame import options_of, reporting
+from benchmarks.report import Report, Samples
 from tests.csi.driver import Caller, Driver, a_driver
 from tests.csi.pods import PodVolume, tagged
 from tests.transfer.cache.support import snapshot
@@ -108,9 +108,16 @@ def measure(driver: Driver, n_pods: int, n_mounts: int, rounds: int, report: Rep
         took["syscalls"].append(bare_mounts(tree, driver.cache / "empty", places, tool=False))
     used = memory_of(driver.process.pid)
     caller.close()
+    assert not [e for e in mount_table() if e.source.startswith("snapcask:")]
+    ratio = add_times(took, f"{n_pods} Pods, {n_mounts} other mounts", report)
+    add_memory(idle, used, report)
+    return ratio
+
+
+def add_times(took: dict[str, list[float]], where: str, report: Report) -> float:
+    """Rows of all that was timed; returns the median of publishing over mount(8)."""
     ratios = [p / m for p, m in zip(took["publish"], took["mount8"], strict=True)]
     bare = [p / m for p, m in zip(took["publish"], took["syscalls"], strict=True)]
-    where = f"{n_pods} Pods, {n_mounts} other mounts"
     report.add(
         f"publish, {where}",
         wall_s=Samples(tuple(took["publish"])),
@@ -121,6 +128,11 @@ def measure(driver: Driver, n_pods: int, n_mounts: int, rounds: int, report: Rep
     report.add(f"unpublish, {where}", wall_s=Samples(tuple(took["unpublish"])))
     report.add(f"bare mount(8), {where}", wall_s=Samples(tuple(took["mount8"])))
     report.add(f"bare system calls, {where}", wall_s=Samples(tuple(took["syscalls"])))
+    return Samples(tuple(ratios)).median
+
+
+def add_memory(idle: dict[str, int], used: dict[str, int], report: Report) -> None:
+    """What the driver takes before it has done anything, and after all of it."""
     report.add(
         "memory",
         idle_rss_mb=idle["VmRSS"] / 1e6,
@@ -129,25 +141,17 @@ def measure(driver: Driver, n_pods: int, n_mounts: int, rounds: int, report: Rep
         used_anonymous_mb=used["RssAnon"] / 1e6,
         limit_mb=IDLE_LIMIT_BYTES / 1e6,
     )
-    assert not [e for e in mount_table() if e.source.startswith("snapcask:")]
-    return Samples(tuple(ratios)).median
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, rounds=5)
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--mounts", type=int, default=2000, help="others, on the same node")
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-csi-") as name:
-        folder = Path(name)
-        report = Report("bench_csi", machine(folder))
-        with a_driver(folder) as driver:
-            os.chdir("/")
-            measure(driver, options.pods, options.mounts, options.rounds, report)
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    with reporting("bench_csi", options.folder) as (folder, report), a_driver(folder) as driver:
+        os.chdir("/")
+        measure(driver, options.pods, options.mounts, options.rounds, report)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ once weighs on them. Run: `make bench BENCH=metadata`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Report, machine
+from benchmarks.frame import options_of, reporting
+from benchmarks.report import Report
 from benchmarks.snapshots import make_process_like, make_replica, total_bytes, unpack_replicas
 from benchmarks.synthetic import MeteredStore
 from imgfmt.store_record import NewChunks, StoreRecord
@@ -118,22 +117,17 @@ def measure_real(folder: Path, pack_bytes: int, report: Report) -> list[Metadata
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--mb", type=float, default=3450.0, help="10^6 bytes of a snapshot")
     parser.add_argument("--pack-mib", type=int, default=128, help="where packs are closed")
-    parser.add_argument("--folder", type=Path, default=None, help="where data and store are")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-metadata-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_metadata", machine(folder))
+    with reporting("bench_metadata", options.folder) as (folder, report):
         pack_bytes = options.pack_mib << 20
         for part in ("synthetic", "real"):
             (folder / part).mkdir()
         measure_synthetic(folder / "synthetic", int(options.mb * 1e6), pack_bytes, report)
         measure_real(folder / "real", pack_bytes, report)
         report.add("limit: digest and length", written_b_per_chunk=LEAST_BYTES)
-        report.show()
-        print(f"\nwritten: {report.write()}")
 
 
 if __name__ == "__main__":

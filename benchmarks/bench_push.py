@@ -6,26 +6,22 @@ incompressible and in the page cache for all of them. Run: `make bench BENCH=pus
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 
+from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.report import (
     Cost,
-    ProbeConfig,
     Report,
     Samples,
     Work,
-    machine,
-    probe_limits,
     repeat,
 )
 from imgfmt.chunking import Cutter, Profile, page_marks
@@ -148,20 +144,11 @@ def compare(folder: Path, size_bytes: int, rounds: int, report: Report) -> None:
         report.add(f"push : bare loop, {kind}", ratio=ratio, target=target)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=4.0, help="10^9 bytes of data")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-push-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_push", machine(folder))
-        compare(folder, int(options.gb * 1e9), options.rounds, report)
-        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    options = options_of(__doc__, gb=4.0, rounds=5).parse_args(arguments)
+    with reporting("bench_push", options.folder, limits=True) as (folder, report):
+        compare(folder, gigabytes(options), options.rounds, report)
 
 
 if __name__ == "__main__":

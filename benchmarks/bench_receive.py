@@ -16,7 +16,6 @@ import socket
 import socketserver
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.frame import options_of, reporting
+from benchmarks.limits import ProbeConfig, probe_limits
 from benchmarks.receivers import BUCKET, KEY, RANGE_BYTES, RECEIVERS, Facts, Taken
-from benchmarks.report import ProbeConfig, Report, Samples, machine, probe_limits
+from benchmarks.report import Report, Samples
 
 GB = 10**9
 TARGETS = {  # of GB per CPU-second: ours over another's
@@ -219,12 +220,9 @@ def _measure(scheme: str, facts: Facts, names: Sequence[str], rounds: int, repor
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report; or be the server."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=4.0, help="10^9 bytes that each client reads")
+    parser = options_of(__doc__, gb=4.0, rounds=5)
     parser.add_argument("--object-gb", type=float, default=1.0, help="size of the object")
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where to put the object")
     parser.add_argument("--receivers", nargs="+", default=installed(), metavar="NAME")
     parser.add_argument("--serve", metavar="ROOT", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -232,12 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.serve:
         serve(options.serve, options.port)
         return
-    with tempfile.TemporaryDirectory(prefix="bench-receive-", dir=options.folder) as name:
-        report = Report("bench_receive", machine(Path(name)))
-        compare(Path(name), options, report)
-        report.rows += probe_limits(Path(name), ProbeConfig(n_repeats=3))[:1]
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    with reporting("bench_receive", options.folder) as (folder, report):
+        compare(folder, options, report)
+        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))[:1]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_receive import GB, serving
+from benchmarks.frame import options_of, reporting
 from benchmarks.receivers import BUCKET, KEY, RANGE_BYTES, Facts, Taken, zero_copy
-from benchmarks.report import Report, Samples, cpu_seconds, machine
+from benchmarks.report import Report, Samples, cpu_seconds
 
 
 def receive_in_threads(facts: Facts, n_loops: int) -> Taken:
@@ -101,25 +101,19 @@ def _measure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report; or be a receiver."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=8.0, help="10^9 bytes that are read in all")
+    parser = options_of(__doc__, gb=8.0, rounds=5)
     parser.add_argument("--object-gb", type=float, default=1.0, help="size of the object")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N")
     parser.add_argument("--loops", type=int, nargs="*", default=[2], metavar="N")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where to put the object")
     parser.add_argument("--be", nargs=2, metavar=("LOOPS", "FACTS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.be:
         facts = Facts(**json.loads(options.be[1]))
         print(json.dumps(asdict(receive_in_threads(facts, int(options.be[0])))))
         return
-    with tempfile.TemporaryDirectory(prefix="bench-receive-", dir=options.folder) as name:
-        report = Report("bench_receive_processes", machine(Path(name)))
-        compare(Path(name), options, report)
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    with reporting("bench_receive_processes", options.folder) as (folder, report):
+        compare(folder, options, report)
 
 
 if __name__ == "__main__":

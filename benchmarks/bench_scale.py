@@ -9,11 +9,9 @@ and is charged for all anonymous memory of that process. Run: `make bench BENCH=
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,16 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from benchmarks.report import (
-    Cost,
-    PeakMemory,
-    ProbeConfig,
-    Report,
-    Samples,
-    cpu_seconds,
-    machine,
-    probe_limits,
-)
+from benchmarks.frame import options_of, reporting
+from benchmarks.limits import ProbeConfig, probe_limits
+from benchmarks.report import Cost, PeakMemory, Report, Samples, cpu_seconds
 from benchmarks.synthetic import TablesOnlyStore, make_sparse_files, synthetic_reading
 from imgfmt import layout
 from imgfmt.digest import Digest
@@ -234,23 +225,17 @@ def add_limits(folder: Path, opened: Opened, config: ProbeConfig, report: Report
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, rounds=5)
     parser.add_argument("--tb", type=float, default=1.0, help="10^12 bytes of data")
-    parser.add_argument("--rounds", type=int, default=5, help="of opening")
     parser.add_argument(
         "--threads", type=int, default=16, help="of a push; 16 use all buffers that it may have"
     )
-    parser.add_argument("--folder", type=Path, default=None, help="where the store is")
     options = parser.parse_args(arguments)
     config = TransferConfig(n_threads=options.threads)
-    with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_scale", machine(folder))
+    with reporting("bench_scale", options.folder) as (folder, report):
         measure_pushes(folder, int(options.tb * 1e12), config, report)
         opened = measure_open(folder, options.rounds, report)
         add_limits(folder, opened, ProbeConfig(file_bytes=4 << 20), report)
-        report.show()
-        print(f"\nwritten: {report.write()}")
 
 
 if __name__ == "__main__":

@@ -1,93 +1,141 @@
 """What the verbs of the command take on a local disk: wall, CPU, peak memory, bytes moved.
 
 Each verb is a process of its own, start-up included, as a user runs it: push (new and known data),
-pull, verify, cp to another store, prefetch (cold and warm); beside it `cp -r` of the same bytes.
-All but `cp -r` end with what they wrote on disk. Input is in the page cache and incompressible.
-Run: `make bench BENCH=verbs`.
+pull, a pull that goes on where one was killed after half of its bytes, verify, cp to another store,
+prefetch (cold and warm), and as root a mount by digest of what the cache has; beside it `cp -r` of
+the same bytes. All but `cp -r` end with what they wrote on disk. The snapshot is incompressible; it
+and the store are read into the page cache before each verb, and `from_disk_mb` is what a verb read
+from a disk all the same. Run: `make bench BENCH=verbs`.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import ProbeConfig, Report, Samples, machine, probe_limits
-from benchmarks.snapshots import make_snapshot, total_bytes
+from benchmarks.frame import gigabytes, options_of, reporting
+from benchmarks.report import Report, Samples, Value
+from benchmarks.snapshots import PAGE, files_of, make_snapshot, total_bytes
+from benchmarks.timed import SNAPCASK, Run, plain_environment, timed
 
 MOVED_KEYS = ("moved_bytes", "fetched_bytes", "new_bytes")
 """Of a verb's JSON: what it says that it moved, under the first of these keys that is there."""
 
+QUIET = ("--json", "--quiet")
+PULL = ("pull", "bench:x", "back")
+N_TRIES = 10
+
+
+def nothing(folder: Path) -> None:
+    """What most verbs need before and after them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One command. `fresh` are removed before it, below the benchmark's folder."""
+    """One command. `fresh` are removed before it, below the benchmark's folder.
+
+    `before` and `after` are called with that folder, untimed. `DIGEST` in the command stands for
+    the image's. The cost of verbs that are not `per_gb` does not grow with the data.
+    """
 
     name: str
     command: Sequence[str]
     fresh: Sequence[str] = ()
     init: str = ""  # a store to make before it
+    before: Callable[[Path], None] = nothing
+    after: Callable[[Path], None] = nothing
+    per_gb: bool = True
+    needs_root: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one process took. `peak_bytes`: resident set, shared libraries included."""
+def cut_off_pull(folder: Path) -> None:
+    """Pull, and kill the process once it has written half. Raises RuntimeError if it is too fast.
 
-    wall_s: float
-    cpu_s: float
-    peak_bytes: int
-    said: str
+    What it writes is counted by the kernel, whether it goes past the page cache or not.
+    """
+    half_bytes = total_bytes(folder / "snapshot") // 2
+    for _ in range(N_TRIES):
+        shutil.rmtree(folder / "back", ignore_errors=True)
+        command = [*SNAPCASK, *PULL, *QUIET]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL
+        )
+        try:
+            while process.poll() is None and _written_bytes(process.pid) < half_bytes:
+                time.sleep(0.001)
+        finally:
+            process.kill()
+        if process.wait() == -signal.SIGKILL:
+            return
+    raise RuntimeError(f"a pull was over before it could be killed, {N_TRIES} times")
 
 
+def _written_bytes(pid: int) -> int:
+    """Bytes of all writes of a process; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
+        return int(text.partition("wchar:")[2].split(maxsplit=1)[0])
+    return 0
+
+
+def make_mount_point(folder: Path) -> None:
+    """An empty directory to mount at."""
+    (folder / "mounted").mkdir(exist_ok=True)
+
+
+def unmount(folder: Path) -> None:
+    """Undo a mount."""
+    timed([*SNAPCASK, "umount", "mounted", "--cache", "cache"], folder, environment())
+
+
+CACHE = ("--cache", "cache")
 VERBS = (
     Verb("push, new data", ("push", "snapshot", "bench:x"), ("store",), "store"),
     Verb("push, known data", ("push", "snapshot", "bench:y")),
-    Verb("pull", ("pull", "bench:x", "back"), ("back",)),
+    Verb("pull", PULL, ("back",)),
+    Verb("resume, after half a pull", PULL, ("back",), before=cut_off_pull),
     Verb("verify", ("verify", "bench:x")),
     Verb("cp to another store", ("cp", "bench:x", "--to", "other"), ("other",), "other"),
-    Verb("prefetch, cold", ("prefetch", "bench:x", "--cache", "cache"), ("cache",)),
-    Verb("prefetch, warm", ("prefetch", "bench:x", "--cache", "cache")),
-)
+    Verb("prefetch, cold", ("prefetch", "bench:x", *CACHE), ("cache",)),
+    Verb("prefetch, warm", ("prefetch", "bench:x", *CACHE)),
+    Verb(
+        "mount, warm", ("mount", "DIGEST", "mounted", *CACHE),
+        before=make_mount_point, after=unmount, per_gb=False, needs_root=True,
+    ),
+)  # fmt: skip
 PEER = Verb("cp -r", ("cp", "-r", "--reflink=never", "snapshot", "copy"), ("copy",))
 
 
-def timed(command: Sequence[str], folder: Path) -> Run:
-    """Run a command in `folder`. Raises RuntimeError with what it said if it fails."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SNAPCASK_")}
-    environment |= {"SNAPCASK_STORE": "store", "SNAPCASK_ALLOW_ROOT_FILESYSTEM": "1"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        begun_s = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall_s = time.perf_counter() - begun_s
-        process.returncode = os.waitstatus_to_exitcode(status)
-        for file in (out, err):
-            file.seek(0)
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {err.read().decode().strip()}")
-        cpu_s = usage.ru_utime + usage.ru_stime
-        return Run(wall_s, cpu_s, usage.ru_maxrss * 1024, out.read().decode())
+def environment() -> dict[str, str]:
+    """That of this process, with the benchmark's store and no other setting of snapcask."""
+    return plain_environment() | {"SNAPCASK_STORE": "store", "SNAPCASK_ALLOW_ROOT_FILESYSTEM": "1"}
 
 
-def run_verb(verb: Verb, folder: Path) -> Run:
+def run_verb(verb: Verb, folder: Path, digest: str) -> Run:
     """Prepare, untimed, and run one verb of snapcask, or the peer."""
     for name in verb.fresh:
         shutil.rmtree(folder / name, ignore_errors=True)
-    snapcask = [sys.executable, "-m", "snapcask"]
     if verb.init:
-        timed([*snapcask, "init", verb.init], folder)
+        timed([*SNAPCASK, "init", verb.init], folder, environment())
+    verb.before(folder)
     os.sync()
+    for name in ("snapshot", "store"):
+        sum(sum(data[::PAGE]) for data in files_of(folder / name))  # into the page cache
     if verb is PEER:
-        return timed(verb.command, folder)
-    return timed([*snapcask, *verb.command, "--json", "--quiet"], folder)
+        return timed(verb.command, folder, environment())
+    words = [digest if word == "DIGEST" else word for word in verb.command]
+    try:
+        return timed([*SNAPCASK, *words, *QUIET], folder, environment())
+    finally:
+        verb.after(folder)
 
 
 def moved_bytes(run: Run) -> int | None:
@@ -99,38 +147,45 @@ def moved_bytes(run: Run) -> int | None:
 def compare(folder: Path, size_bytes: int, rounds: int, report: Report) -> None:
     """Run all verbs in turn, `rounds` times, and add a row for each."""
     snapshot = make_snapshot(folder / "snapshot", size_bytes)
-    size_gb = total_bytes(snapshot) / 1e9
-    runs: dict[str, list[Run]] = {verb.name: [] for verb in (*VERBS, PEER)}
+    whole_bytes = total_bytes(snapshot)
+    is_root = os.geteuid() == 0
+    verbs = [verb for verb in (*VERBS, PEER) if is_root or not verb.needs_root]
+    runs: dict[str, list[Run]] = {verb.name: [] for verb in verbs}
+    digest = ""
     for _ in range(rounds):
-        for verb in (*VERBS, PEER):
-            runs[verb.name].append(run_verb(verb, folder))
-    for name, found in runs.items():
-        moved = moved_bytes(found[-1])
-        wall = Samples(tuple(run.wall_s for run in found))
-        report.add(
-            name,
-            wall_s=wall,
-            gb_s=wall.gb_s(int(size_gb * 1e9)),
-            cpu_s_per_gb=Samples(tuple(run.cpu_s / size_gb for run in found)),
-            peak_rss_mb=max(run.peak_bytes for run in found) / 1e6,
-            **({} if moved is None else {"moved_mb": moved / 1e6}),
-        )
+        for verb in verbs:
+            run = run_verb(verb, folder, digest)
+            runs[verb.name].append(run)
+            digest = digest or json.loads(run.said)["digest"]  # the first verb is a push
+    for verb in (*VERBS, PEER):
+        if verb in verbs:
+            report.add(verb.name, **_values(verb, runs[verb.name], whole_bytes))
+        else:
+            report.add(verb.name, note="needs root")
+
+
+def _values(verb: Verb, found: Sequence[Run], whole_bytes: int) -> dict[str, Value]:
+    wall = Samples(tuple(run.wall_s for run in found))
+    cpu = [run.cpu_s for run in found]
+    values: dict[str, Value] = {"wall_s": wall}
+    if verb.per_gb:
+        per_gb = Samples(tuple(cpu_s * 1e9 / whole_bytes for cpu_s in cpu))
+        values |= {"gb_s": wall.gb_s(whole_bytes), "cpu_s_per_gb": per_gb}
+    else:
+        values["cpu_s"] = Samples(tuple(cpu))
+    values["peak_rss_mb"] = max(run.peak_bytes for run in found) / 1e6
+    values["from_disk_mb"] = max(run.read_bytes for run in found) / 1e6
+    moved = [bytes_ for run in found if (bytes_ := moved_bytes(run)) is not None]
+    if moved:
+        values["moved_mb"] = Samples(tuple(n_bytes / 1e6 for n_bytes in moved))
+    return values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=4.0, help="10^9 bytes of data")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="bench-verbs-", dir=options.folder) as name:
-        folder = Path(name)
-        report = Report("bench_verbs", machine(folder))
-        compare(folder, int(options.gb * 1e9), options.rounds, report)
-        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))
-        report.show()
-        print(f"\nwritten: {report.write()}")
+    options = options_of(__doc__, gb=4.0, rounds=3).parse_args(arguments)
+    with reporting("bench_verbs", options.folder, limits=True) as (folder, report):
+        compare(folder, gigabytes(options), options.rounds, report)
 
 
 if __name__ == "__main__":

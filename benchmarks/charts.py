@@ -5,58 +5,36 @@ A chart is left out where its report is not there, so that a part of the suite d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 
 from benchmarks.bench_dedup import FASTCDC
-from benchmarks.documents import Written, middle
-from benchmarks.plots import Bar, Bars, Chart, Line, Lines
+from benchmarks.charts_s3 import direct, linked, pulling, ready, receiving
+from benchmarks.documents import middle
+from benchmarks.picking import Picture, Reports, bars_of, limits_of, value_of
+from benchmarks.plots import Bar, Bars, Line, Lines
 from transfer.dedup import BOUND, PAGE_CDC
 
 MEAN_CHUNK_BYTES = 260 * 1024
 WAYS_SHOWN = (PAGE_CDC.name, "fixed 64 KiB", "fixed 256 KiB", "fixed 1 MiB", BOUND.name)
 
-VERBS_SHOWN = ("push, new data", "push, known data", "pull", "verify", "cp to another store")
-
-Reports = Mapping[str, Written]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A chart, what it shows in a sentence, and the case of the suite that it is from."""
-
-    name: str
-    title: str
-    says: str
-    case: str
-    chart: Chart
+VERBS_SHOWN = (
+    "push, new data",
+    "push, known data",
+    "pull",
+    "resume, after half a pull",
+    "verify",
+    "cp to another store",
+)
 
 
 def pictures(reports: Reports) -> list[Picture]:
     """All charts that these reports give."""
     makers = (
-        dedup, live, starting, pushing, verbs, pulling, receiving, push_cpu, peers_cpu,
-        verbs_memory, memory, growth,
+        dedup, live, synthetic, starting, pushing, verbs, pulling, direct, linked, ready,
+        receiving, push_cpu, peers_cpu, peers_pull, verbs_memory, memory, growth,
     )  # fmt: skip
     return [picture for make in makers if (picture := make(reports)) is not None]
-
-
-def _value(reports: Reports, case: str, row: str, quantity: str) -> float | None:
-    report = reports.get(case)
-    return None if report is None else middle(report.rows.get(row, {}).get(quantity))
-
-
-def _limits(reports: Reports, case: str, names: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
-    found = ((shown, _value(reports, case, row, "gb_s")) for row, shown in names.items())
-    return tuple((shown, value) for shown, value in found if value is not None)
-
-
-def _bars(
-    reports: Reports, case: str, rows: Mapping[str, str], quantity: str, ours: str = "snapcask"
-) -> tuple[Bar, ...]:
-    found = ((shown, _value(reports, case, row, quantity)) for row, shown in rows.items())
-    return tuple(Bar(shown, v, ours=shown.startswith(ours)) for shown, v in found if v is not None)
 
 
 def dedup(reports: Reports) -> Picture | None:
@@ -69,6 +47,13 @@ def live(reports: Reports) -> Picture | None:
     """The same of captured live processes, with FastCDC."""
     ways = (*WAYS_SHOWN[:-1], FASTCDC, BOUND.name)
     return _dedup(reports, "dedup", "live", "The same of live processes of several models", ways)
+
+
+def synthetic(reports: Reports) -> Picture | None:
+    """The same of synthetic snapshots."""
+    ways = (*WAYS_SHOWN[:-1], FASTCDC, BOUND.name)
+    title = "The same of large synthetic snapshots"
+    return _dedup(reports, "dedup-synthetic", "synthetic", title, ways)
 
 
 def _dedup(
@@ -105,7 +90,7 @@ def starting(reports: Reports) -> Picture | None:
     rows = {row: row for row, values in report.rows.items() if "second_mb" in values}
     bars = tuple(
         Bar(bar.label, bar.value, ours=bar.value == least)
-        for bars in [_bars(reports, "advice", rows, "second_mb")]
+        for bars in [bars_of(reports, "advice", rows, "second_mb")]
         for least in [min(bar.value for bar in bars)]
         for bar in bars
     )
@@ -123,11 +108,11 @@ def pushing(reports: Reports) -> Picture | None:
         "push, known": "snapcask, known data",
         "bare loop, known": "bare loop, known data",
     }
-    bars = _bars(reports, "push", rows, "gb_s")
+    bars = bars_of(reports, "push", rows, "gb_s")
     limits = {"write, O_DIRECT": "disk write", "BLAKE3": "BLAKE3, one core"}
     if not bars:
         return None
-    found = _limits(reports, "push", limits)
+    found = limits_of(reports, "push", limits)
     says = "Red: what the disk and one core could do in the same run."
     disk_gb_s = dict(found).get("disk write", float("inf"))
     if any(bar.value > disk_gb_s for bar in bars if "new" in bar.label):
@@ -139,55 +124,23 @@ def pushing(reports: Reports) -> Picture | None:
 def verbs(reports: Reports) -> Picture | None:
     """Throughput of the verbs on a local disk."""
     rows = {name: f"snapcask {name}" for name in VERBS_SHOWN} | {"cp -r": "cp -r, checks nothing"}
-    bars = _bars(reports, "verbs", rows, "gb_s")
+    bars = bars_of(reports, "verbs", rows, "gb_s")
     limits = {"write, O_DIRECT": "disk write", "BLAKE3": "BLAKE3, one core"}
     if not bars:
         return None
     says = "Each as a user runs it, start-up included; red: the disk and one core in the same run."
-    chart = Bars("GB/s", bars, _limits(reports, "verbs", limits))
+    chart = Bars("GB/s", bars, limits_of(reports, "verbs", limits))
     return Picture("verbs", "The verbs on a local disk", says, "verbs", chart)
 
 
 def verbs_memory(reports: Reports) -> Picture | None:
     """Peak memory of the verbs."""
     rows = {name: f"snapcask {name}" for name in VERBS_SHOWN} | {"cp -r": "cp -r"}
-    bars = _bars(reports, "verbs", rows, "peak_rss_mb")
+    bars = bars_of(reports, "verbs", rows, "peak_rss_mb")
     if not bars:
         return None
     says = "Resident at most, interpreter and libraries included."
     return Picture("rss", "Memory of the verbs", says, "verbs", Bars("MB", bars))
-
-
-def pulling(reports: Reports) -> Picture | None:
-    """Throughput of a pull from a bucket, beside s5cmd."""
-    rows = {
-        "snapcask pull, 128 MiB of buffers": "snapcask, 128 MiB of buffers",
-        "snapcask pull, 512 MiB of buffers": "snapcask, 512 MiB of buffers",
-        "s5cmd cp": "s5cmd cp, checks nothing",
-    }
-    bars = _bars(reports, "s3", rows, "gb_s")
-    if not bars:
-        return None
-    says = "The server runs on the same machine and takes part of it; both sides end with a sync."
-    chart = Bars("GB/s", bars, _limits(reports, "s3", {"write, O_DIRECT": "disk write"}))
-    return Picture("s3", "Pull from a bucket", says, "s3", chart)
-
-
-def receiving(reports: Reports) -> Picture | None:
-    """What a CPU-second receives, by client."""
-    report = reports.get("receive")
-    if report is None:
-        return None
-    names = {"zero_copy": "snapcask", "portable": "snapcask, without the fast path"}
-    rows = {
-        row: names.get(client := row.removeprefix("http, "), client)
-        for row, values in report.rows.items()
-        if row.startswith("http, ") and "gb_s" in values
-    }
-    bars = _bars(reports, "receive", rows, "gb_per_cpu_s")
-    says = "How much each client receives over HTTP with one second of CPU time: more is better."
-    chart = Bars("GB per CPU-second", bars)
-    return Picture("receive", "Receiving from S3", says, "receive", chart) if bars else None
 
 
 def push_cpu(reports: Reports) -> Picture | None:
@@ -198,10 +151,10 @@ def push_cpu(reports: Reports) -> Picture | None:
         "push, known": "snapcask, known data",
         "bare loop, known": "bare loop, known data",
     }
-    bars = _bars(reports, "push", rows, "cpu_s_per_gb")
+    bars = bars_of(reports, "push", rows, "cpu_s_per_gb")
     if not bars:
         return None
-    ratio = _value(reports, "push", "push : bare loop, new", "ratio")
+    ratio = value_of(reports, "push", "push : bare loop, new", "ratio")
     says = "The bare loop does only what cannot be left out: read, fingerprint, hash, write."
     says += f" A push of new data takes {ratio:.2f} times its CPU time." if ratio else ""
     chart = Bars("CPU-seconds per GB", bars)
@@ -218,7 +171,7 @@ def peers_cpu(reports: Reports) -> Picture | None:
         for row, values in report.rows.items()
         if row.endswith(": first") and "cpu_s" in values
     }
-    bars = _bars(reports, "peers", rows, "cpu_s")
+    bars = bars_of(reports, "peers", rows, "cpu_s")
     says = "One push of the same bytes as each program does it, start-up included: less is better."
     missing = [row for row, values in report.rows.items() if values.get("note")]
     says += f" Not installed here: {', '.join(missing)}." if missing else ""
@@ -226,12 +179,26 @@ def peers_cpu(reports: Reports) -> Picture | None:
     return Picture("peers", "CPU time beside other programs", says, "peers", chart)
 
 
+def peers_pull(reports: Reports) -> Picture | None:
+    """How long others take to bring a snapshot back."""
+    report = reports.get("peers")
+    if report is None:
+        return None
+    rows = {row: row.removesuffix(": pull") for row in report.rows if row.endswith(": pull")}
+    bars = bars_of(reports, "peers", rows, "wall_s")
+    if not bars:
+        return None
+    says = "The last snapshot, start-up included, on disk in the end. cp and tar check nothing."
+    title = "Bringing a snapshot back, beside other programs"
+    return Picture("peers-pull", title, says, "peers", Bars("seconds", bars))
+
+
 def _scales(reports: Reports, row: str, quantity: str) -> tuple[list[float], list[float]]:
     """Terabytes of data, and the quantity, of all sizes that were measured; smallest first."""
     points = []
     for case in SCALES:
-        chunks = _value(reports, case, "push, all chunks new", "n_chunks")
-        value = _value(reports, case, row, quantity)
+        chunks = value_of(reports, case, "push, all chunks new", "n_chunks")
+        value = value_of(reports, case, row, quantity)
         if chunks is not None and value is not None:
             points.append((chunks * MEAN_CHUNK_BYTES / 1e12, value))
     points.sort()

@@ -11,8 +11,9 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.charts import Picture, pictures
+from benchmarks.charts import pictures
 from benchmarks.documents import Written, extremes, middle, read_reports, said_of_run
+from benchmarks.picking import Picture
 from benchmarks.plots import TEXT, svg
 from benchmarks.report import OUTPUT_FOLDER
 
@@ -65,7 +66,9 @@ def _machine(report: Written) -> str:
     shown["n_cores"] = f"{machine.get('n_cores', '?')} cores"
     shown["python"] = f"Python {machine.get('python', '?')}"
     shown["git_commit"] = f"commit {str(machine.get('git_commit', '?'))[:12]}"
-    return html.escape(" · ".join(str(value) for value in shown.values()))
+    versions = [f"{name} {version}" for name, version in machine.get("packages", {}).items()]
+    shown["packages"] = ", ".join(sorted(versions))
+    return html.escape(" · ".join(str(value) for value in shown.values() if value))
 
 
 def _card(picture: Picture, reports: Mapping[str, Written]) -> str:

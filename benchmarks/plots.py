@@ -1,4 +1,4 @@
-"""Two kinds of chart as SVG text: bars with limits, and lines. Only this imports matplotlib.
+"""Charts as SVG text: bars with limits, stacked bars, lines. Only this imports matplotlib.
 
 Text stays text and nothing is fetched, so a chart is small and takes the fonts of its page.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -70,27 +70,82 @@ class Lines:
     lines: tuple[Line, ...]
 
 
-Chart = Bars | Lines
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One bar of parts that follow each other."""
+
+    label: str
+    parts: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Bars below each other, each of the same named parts."""
+
+    unit: str
+    names: tuple[str, ...]
+    stacks: tuple[Stack, ...]
+
+
+Chart = Bars | Lines | Stacks
 
 
 def svg(chart: Chart) -> str:
     """The chart as an `<svg>` element."""
     with mpl.rc_context(STYLE):
-        height_in = 0.36 * len(chart.bars) + 0.9 if isinstance(chart, Bars) else 3.4
-        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, _height_in(chart)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         axes.tick_params(length=0)
-        if isinstance(chart, Bars):
-            _draw_bars(axes, chart)
-        else:
-            _draw_lines(axes, chart)
+        match chart:
+            case Bars():
+                _draw_bars(axes, chart)
+            case Stacks():
+                _draw_stacks(axes, chart)
+            case Lines():
+                _draw_lines(axes, chart)
+            case _:
+                assert_never(chart)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
+
+
+def _height_in(chart: Chart) -> float:
+    match chart:
+        case Bars(bars=rows):
+            return 0.36 * len(rows) + 0.9
+        case Stacks(stacks=stacks):
+            return 0.36 * len(stacks) + 1.2  # a line for the names of the parts
+        case _:
+            return 3.4
+
+
+def _draw_stacks(axes: Axes, chart: Stacks) -> None:
+    places = list(range(len(chart.stacks)))
+    done = [0.0] * len(places)
+    for number, name in enumerate(chart.names):
+        widths = [stack.parts[number] for stack in chart.stacks]
+        colour = CYCLE[number % len(CYCLE)]
+        axes.barh(places, widths, left=done, height=0.66, color=colour, label=name)
+        done = [before + width for before, width in zip(done, widths, strict=True)]
+    axes.set_yticks(places, [stack.label for stack in chart.stacks])
+    axes.invert_yaxis()
+    axes.set_xlabel(chart.unit)
+    axes.grid(axis="x", color=GRID)
+    axes.set_axisbelow(True)
+    axes.set_xlim(0, max(done) * 1.12)
+    for place, total in zip(places, done, strict=True):
+        axes.text(total + max(done) * 0.01, place, f"{total:.3g}", va="center")
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.legend(
+        frameon=False, fontsize=8, loc="outside upper left", ncols=len(chart.names),
+        columnspacing=1.0, handlelength=1.0,
+    )  # fmt: skip
 
 
 def _draw_bars(axes: Axes, chart: Bars) -> None:

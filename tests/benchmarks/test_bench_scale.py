@@ -17,7 +17,8 @@ from benchmarks.bench_scale import (
     open_once,
     tree_of,
 )
-from benchmarks.report import ProbeConfig, Report, anonymous_bytes, machine
+from benchmarks.limits import ProbeConfig
+from benchmarks.report import Report, anonymous_bytes, machine
 from benchmarks.synthetic import make_sparse_files
 from tests.imgfmt.hostile import peak_bytes
 from transfer.buffers import page_aligned

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.charts import pictures
+from benchmarks.charts_s3 import PHASES_SHOWN
 from benchmarks.documents import Written, read_reports
 from benchmarks.draw import found_files, main
-from benchmarks.plots import Bar, Bars, Line, Lines, svg
+from benchmarks.plots import Bar, Bars, Line, Lines, Stacks, svg
 from benchmarks.report import Report, Samples, machine
 from transfer.dedup import WAYS
 
@@ -71,6 +72,48 @@ def test_a_chart_is_of_a_case_that_is_there(tmp_path: Path) -> None:
     assert {picture.case for picture in drawn} <= set(reports)
 
 
+def test_a_slow_link_is_drawn_beside_its_bandwidth_and_the_longest_is_chosen(
+    tmp_path: Path,
+) -> None:
+    report = Report("link", machine(tmp_path))
+    for link, rate in (("20 ms, 1 Gbit/s", 0.1), ("100 ms, 1 Gbit/s", 0.05)):
+        for row in ("pull, snapcask", "pull, s5cmd", "push, snapcask"):
+            report.add(f"{link}: {row}", gb_s=Samples((rate,)), of_limit=rate * 8)
+        report.add(f"{link}: aws s3 cp", note="not installed")
+        report.add(f"{link}: limit: bandwidth", gb_s=0.125)
+    report.add("direct: pull, snapcask", gb_s=0.7)
+    report.add("write, O_DIRECT", gb_s=0.9)
+    near, picture = pictures({"link": read_reports(report.write(tmp_path))["link"]})
+    assert isinstance(near.chart, Bars)
+    assert [bar.value for bar in near.chart.bars] == [0.7]
+    assert near.chart.limits == (("disk write", 0.9),)
+    assert "100 ms" in picture.title
+    assert isinstance(picture.chart, Bars)
+    shown = [(bar.label, bar.value, bar.ours) for bar in picture.chart.bars]
+    assert shown == [
+        ("snapcask: push", 0.05, True),
+        ("snapcask: pull", 0.05, True),
+        ("s5cmd: pull", 0.05, False),
+    ]
+    assert picture.chart.limits == (("bandwidth", 0.125),)
+
+
+def test_a_start_is_drawn_as_its_phases_follow(tmp_path: Path) -> None:
+    report = Report("ready", machine(tmp_path))
+    seconds = {phase: 1.0 for phase in PHASES_SHOWN} | {"load_s": 2.5}
+    report.add("nothing on the node", **seconds, total_s=7.5)
+    report.add("limit: link", gb_s=1.0)
+    [picture] = pictures({"ready": read_reports(report.write(tmp_path))["ready"]})
+    assert isinstance(picture.chart, Stacks)
+    [stack] = picture.chart.stacks
+    assert stack.label == "nothing on the node"
+    assert sum(stack.parts) == 7.5
+    drawn = svg(picture.chart)
+    ET.fromstring(drawn)
+    assert "fetch, verify, write" in drawn
+    assert ">7.5<" in drawn
+
+
 def test_no_reports_give_no_charts() -> None:
     nothing: dict[str, Written] = {}
     assert pictures(nothing) == []
@@ -86,6 +129,7 @@ def test_the_page_stands_alone_and_has_every_chart_and_command(tmp_path: Path) -
     assert "as &lt;they&gt; come" in text
     assert "as <they> come" not in text
     assert "quick suite, ended now" in text
+    assert re.search(r"numpy \d", text)
     for figure in figures.iterdir():
         ET.parse(figure)
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import suite
 from benchmarks.report import HERE
-from benchmarks.suite import CASES, Case, main, run_suite
+from benchmarks.suite import CASES, Case, main, run_suite, said_of_time
 
 SCRIPT = """
 import sys
@@ -53,6 +53,8 @@ def test_reports_of_all_cases_are_in_one_file_with_their_states(folder: Path) ->
     assert found[0]["reports"][0]["rows"] == [{"case": "it", "n": 1}]
     assert found[0]["reports"][0]["machine"]["n_cores"] >= 1
     assert found[0]["reports"][0]["command"].endswith("bench_tiny.py 1 0")
+    assert found[0]["seconds"] > 0
+    assert found[0]["cpu_seconds"] > 0
 
 
 def test_a_mode_has_its_own_arguments_and_file(folder: Path) -> None:
@@ -65,6 +67,20 @@ def test_every_case_is_of_a_benchmark_that_is_there() -> None:
     scripts = {path.stem for path in HERE.glob("bench_*.py")}
     assert {case.script for case in CASES} == scripts
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_every_benchmark_is_run_by_a_test() -> None:
+    tests = "".join(p.read_text(encoding="utf-8") for p in Path(__file__).parent.glob("test_b*.py"))
+    missing = [path.stem for path in HERE.glob("bench_*.py") if path.stem not in tests]
+    assert missing == []
+
+
+def test_a_run_says_what_took_longest(tmp_path: Path) -> None:
+    seconds = {"a": 1.0, "b": 30.0, "c": 2.0, "d": 9.0}
+    cases = [{"case": name, "seconds": took} for name, took in seconds.items()]
+    path = tmp_path / "quick.json"
+    path.write_text(json.dumps({"cases": [*cases, {"case": "skipped"}]}))
+    assert said_of_time(path) == "took 42 s; the longest: b 30 s, d 9 s, c 2 s"
 
 
 def test_an_unknown_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from imgfmt.sizes import check_size
 from imgfmt.store_record import StoreRecord
 from imgfmt.tree import Tree
 from transfer.store.base import Placed, Probed, Store
+from transfer.tasks import both
 from transfer.threads import Threads
 
 
@@ -156,14 +157,19 @@ class Catalog:
         """Where the `n_chunks` chunks of a tree lie; without a number it is not compared."""
         what = self.named(f"placement of tree {digest.short}")
         found = placement.decode(await self.read(layout.placement_key(digest)), what)
-        if found.tree != digest or n_chunks not in (None, found.n_chunks):
-            raise CorruptData(f"{what} is that of another tree; run `snapcask index rebuild`")
+        self._check_placement(found, digest, n_chunks)
         return found
+
+    def _check_placement(self, found: Placement, digest: Digest, n_chunks: int | None) -> None:
+        if found.tree != digest or n_chunks not in (None, found.n_chunks):
+            what = self.named(f"placement of tree {digest.short}")
+            raise CorruptData(f"{what} is that of another tree; run `snapcask index rebuild`")
 
     async def content(self, digest: Digest) -> MemberContent:
         """A tree and its placement."""
-        tree = await self.tree(digest)
-        return MemberContent(tree, await self.placement(digest, tree.n_chunks))
+        tree, placed = await both(self.tree(digest), self.placement(digest))
+        self._check_placement(placed, digest, tree.n_chunks)
+        return MemberContent(tree, placed)
 
     async def pack_table(self, name: bytes) -> PackTable:
         """The chunk table of a pack, with one read where the table is of usual size."""
@@ -230,13 +236,16 @@ def _size_check(key: str, what: str) -> Callable[[int, Octets], None]:
 
 async def open_catalog(store: Store, *, write: bool = False) -> Catalog:
     """Read and check the store record. Raises NotFound, Unsupported (naming the feature)."""
-    if await store.facts(layout.STORE_KEY) is None:
+    what = f"store record of {store.url}"
+    try:
+        raw = await store.get(layout.STORE_KEY, _size_check(layout.STORE_KEY, what))
+    except NotFound:
+        if await store.facts(layout.STORE_KEY) is not None:  # or raises: there is no bucket
+            raise
         url, away = store.url, "is it mounted? " if store.url.startswith("/") else ""
         raise NotFound(
             f"{url} is not a snapcask store; {away}`snapcask init {url}` makes a new one"
-        )
-    what = f"store record of {store.url}"
-    raw = await store.get(layout.STORE_KEY, _size_check(layout.STORE_KEY, what))
+        ) from None
     record = StoreRecord.decode(raw, what)
     if write:
         record.check_writable()

@@ -36,9 +36,10 @@ async def join_segments(catalog: Catalog, own: Sequence[str]) -> None:
     """
     there = await catalog.store.list_objects(layout.INDEX)
     mine = set(own)
-    for keys in _groups([facts for facts in there if facts.key in mine]):
-        await _replace(catalog, keys)
-    there = await catalog.store.list_objects(layout.INDEX)
+    if len(mine) > 1:
+        for keys in _groups([facts for facts in there if facts.key in mine]):
+            await _replace(catalog, keys)
+        there = await catalog.store.list_objects(layout.INDEX)
     small = [facts for facts in there if facts.size_bytes < MAX_JOINED_BYTES]
     if len(small) >= JOIN_FROM_SEGMENTS:
         await _replace(catalog, _groups(small)[0])

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from imgfmt import layout, placement
 from imgfmt.digest import Digest, Octets, digest_of
@@ -27,6 +28,7 @@ from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.contents import ContentRecorder, Place
 from transfer.drafts import Draft, draft_of_listing, draft_of_member
+from transfer.execute import each
 from transfer.indexing import join_segments
 from transfer.ingest import Batch, Chunk, Ingest, Span
 from transfer.known import KnownChunks
@@ -37,10 +39,11 @@ from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.scan import Listing, check_unchanged, scan_directory
 from transfer.separation import check_source
 from transfer.store.base import Store, StoredReference
-from transfer.tasks import TAKE_BACK_S, finished, first_cause
+from transfer.tasks import TAKE_BACK_S, both, finished, first_cause
 from transfer.threads import Threads
 
 _MAX_ROUNDS = 16
+_N_DRAFTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,9 @@ async def push(
     work = _Push(catalog, request, lease, threads, config, progress or Silent())
     try:
         await lease.take()
-        await remove_leftovers(catalog, lease)
         async with asyncio.TaskGroup() as group:
             keeper = group.create_task(lease.keep())
+            group.create_task(remove_leftovers(catalog, lease))
             report = await work.run(group)
             keeper.cancel()
         return report
@@ -148,11 +151,7 @@ class _Push:
         self._check_request()
         for source in self._request.directories:
             await self._threads.run(check_source, self._store, source.path)
-        seen = await self._seen_reference()
-        doomed = await read_doomed(self._catalog)
-        known = KnownChunks(self._catalog, doomed.packs)
-        await known.load()
-        self._metadata_bytes += await adopt_packs(self._catalog, known, self._lease.key)
+        seen, known = await both(self._seen_reference(), self._known_chunks())
         packer = self._packer = Packer(self._catalog, known, group, self._threads, self._config)
         listings = await self._scan()
         drafts = [
@@ -192,6 +191,13 @@ class _Push:
         if self._request.reference is None:
             return None
         return await self._store.reference_to_change(*self._request.reference)
+
+    async def _known_chunks(self) -> KnownChunks:
+        doomed = await read_doomed(self._catalog)
+        known = KnownChunks(self._catalog, doomed.packs)
+        await known.load()
+        self._metadata_bytes += await adopt_packs(self._catalog, known, self._lease.key)
+        return known
 
     async def _scan(self) -> list[Listing]:
         skip_special = self._request.skip_special
@@ -265,9 +271,13 @@ class _Push:
             lasting = self._lease.is_fresh and self._lease.term == term
             if written and not moved and not epochs and lasting:
                 return term
-            for draft in what.drafts:
-                await self._write_draft(draft, what.known)
-            await self._write(layout.image_key(what.digest), [what.image])
+            image_key = layout.image_key(what.digest)
+            is_image_there, _ = await both(
+                self._catalog.holds(image_key, len(what.image), self._threads),
+                each(iter(what.drafts), partial(self._write_draft, what.known), _N_DRAFTS),
+            )
+            if not is_image_there:
+                await self._put(image_key, [what.image])
             written = True
         raise Conflict(
             f"collectors of store {self._store.url} leave no time to publish; push again"
@@ -290,13 +300,18 @@ class _Push:
             await what.packer.finish()
         return moved
 
-    async def _write_draft(self, draft: Draft, known: KnownChunks) -> None:
-        await self._write(layout.tree_key(draft.tree), draft.pieces)
+    async def _write_draft(self, known: KnownChunks, draft: Draft) -> None:
+        await both(self._write_tree(draft), self._place(draft, known))
+
+    async def _write_tree(self, draft: Draft) -> None:
+        key, size_bytes = layout.tree_key(draft.tree), sum(map(len, draft.pieces))
+        if not await self._catalog.holds(key, size_bytes, self._threads):
+            await self._put(key, draft.pieces)
+
+    async def _place(self, draft: Draft, known: KnownChunks) -> None:
         placed = draft.placement(known.names, self._catalog.record.page_bytes)
         if not await self._is_placed(draft, placed):
-            pieces = placement.encode(placed)
-            await self._store.put(layout.placement_key(draft.tree), pieces)
-            self._metadata_bytes += sum(map(len, pieces))
+            await self._put(layout.placement_key(draft.tree), placement.encode(placed))
 
     async def _is_placed(self, draft: Draft, placed: placement.Placement) -> bool:
         """Whether the store's placement of the tree is the one we would write."""
@@ -306,12 +321,9 @@ class _Push:
             return False
         return b"".join(placement.encode(there)) == b"".join(placement.encode(placed))
 
-    async def _write(self, key: str, pieces: Sequence[Octets]) -> None:
-        """Write an object named by its digest, unless it is there already, and not damaged."""
-        size_bytes = sum(len(piece) for piece in pieces)
-        if not await self._catalog.holds(key, size_bytes, self._threads):
-            await self._store.put(key, pieces)
-            self._metadata_bytes += size_bytes
+    async def _put(self, key: str, pieces: Sequence[Octets]) -> None:
+        await self._store.put(key, pieces)
+        self._metadata_bytes += sum(map(len, pieces))
 
     async def _point(self, image: Digest, seen: StoredReference | None) -> str | None:
         """Change the reference from what it was when the push began (step 8)."""

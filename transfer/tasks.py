@@ -14,6 +14,7 @@ TAKE_BACK_S = 60.0
 """The same where a reference was written that must not stay."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,16 @@ def first_cause(error: BaseException) -> BaseException:
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
     return next((c for c in causes if not isinstance(c, asyncio.CancelledError)), causes[0])
+
+
+async def both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """Run both at once to their ends. The first error ends the other and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, second = group.create_task(one), group.create_task(other)
+    except BaseExceptionGroup as error:
+        raise first_cause(error) from None
+    return first.result(), second.result()
 
 
 async def beside(work: Coroutine[Any, Any, T], endless: Coroutine[Any, Any, None]) -> T:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from blake3 import blake3
 
 from benchmarks.frame import gigabytes, options_of, reporting
@@ -24,6 +23,7 @@ from benchmarks.report import (
     Work,
     repeat,
 )
+from benchmarks.snapshots import make_snapshot
 from imgfmt.chunking import Cutter, Profile, page_marks
 from imgfmt.store_record import NewChunks, StoreRecord
 from transfer.buffers import page_aligned
@@ -36,18 +36,6 @@ PAGE = 4096
 BLOCK_BYTES = 16 * MIB
 LEAD_BYTES = 2 * MIB
 DIRECT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
-
-
-def make_snapshot(folder: Path, size_bytes: int, seed: int = 7) -> None:
-    """Two large files of random bytes and a few small ones, as a dump has them."""
-    folder.mkdir()
-    rng = np.random.default_rng(seed)
-    for number in range(2):
-        with open(folder / f"pages-{number + 1}.img", "wb") as file:
-            for _ in range(size_bytes // 2 // BLOCK_BYTES):
-                file.write(rng.bytes(BLOCK_BYTES))
-    for number in range(12):
-        (folder / f"core-{number}.img").write_bytes(rng.bytes(3000))
 
 
 def bare_loop(folder: Path, out: Path | None) -> None:

@@ -160,13 +160,19 @@ def serve(root: str, port: int) -> None:
         server.serve_forever()
 
 
-def receive(name: str, facts: Facts) -> Taken:
-    """Run one receiver in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.receivers", name, json.dumps(asdict(facts))]
+def receiver_environment() -> dict[str, str]:
+    """That of this process with keys for the server, and no other AWS settings."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     environment |= {"AWS_EC2_METADATA_DISABLED": "true"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', '')}"
+    return environment
+
+
+def receive(name: str, facts: Facts) -> Taken:
+    """Run one receiver in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.receivers", name, json.dumps(asdict(facts))]
+    environment = receiver_environment()
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout
     return Taken(**json.loads(said))
 
@@ -181,19 +187,28 @@ def installed() -> list[str]:
 
 def compare(folder: Path, options: argparse.Namespace, report: Report) -> None:
     """Measure the receivers in turn, and add them and the ratios to `report`."""
+    with endpoints(folder, options) as found:
+        for scheme, facts in found.items():
+            _measure(scheme, facts, options.receivers, options.rounds, report)
+
+
+@contextlib.contextmanager
+def endpoints(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Facts]]:
+    """A server; what a receiver is told of it, for HTTP and, where the server has it, TLS."""
     root = folder / "root"
     path = root / BUCKET / KEY
     path.parent.mkdir(parents=True)
     object_bytes = int(options.object_gb * GB) // RANGE_BYTES * RANGE_BYTES
     path.write_bytes(np.random.default_rng(0).bytes(object_bytes))
     with serving(root, folder) as server:
-        for scheme, endpoint in (("http", server.http), ("https", server.https)):
-            if endpoint:
-                facts = Facts(
-                    endpoint, server.ca_file if scheme == "https" else "", object_bytes,
-                    int(options.gb * GB), options.connections,
-                )  # fmt: skip
-                _measure(scheme, facts, options.receivers, options.rounds, report)
+        yield {
+            scheme: Facts(
+                endpoint, server.ca_file if scheme == "https" else "", object_bytes,
+                int(options.gb * GB), options.connections,
+            )
+            for scheme, endpoint in (("http", server.http), ("https", server.https))
+            if endpoint
+        }  # fmt: skip
 
 
 def _measure(scheme: str, facts: Facts, names: Sequence[str], rounds: int, report: Report) -> None:

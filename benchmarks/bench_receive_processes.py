@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -20,11 +19,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.bench_receive import GB, serving
+from benchmarks.bench_receive import GB, endpoints, receiver_environment
 from benchmarks.frame import options_of, reporting
-from benchmarks.receivers import BUCKET, KEY, RANGE_BYTES, Facts, Taken, zero_copy
+from benchmarks.receivers import RANGE_BYTES, Facts, Taken, zero_copy
 from benchmarks.report import Report, Samples, cpu_seconds
 
 
@@ -55,9 +52,7 @@ def receive_in_processes(facts: Facts, n_processes: int, n_loops: int) -> Taken:
         read_bytes=facts.read_bytes // n_processes,
     )
     command = [sys.executable, "-m", "benchmarks.bench_receive_processes", "--be", str(n_loops)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-    environment |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    environment |= {"AWS_EC2_METADATA_DISABLED": "true"}
+    environment = receiver_environment()
     line = [*command, json.dumps(asdict(own))]
     processes = [
         subprocess.Popen(line, stdout=subprocess.PIPE, env=environment) for _ in range(n_processes)
@@ -69,19 +64,10 @@ def receive_in_processes(facts: Facts, n_processes: int, n_loops: int) -> Taken:
 
 def compare(folder: Path, options: argparse.Namespace, report: Report) -> None:
     """Measure all cases in turn."""
-    path = folder / "root" / BUCKET / KEY
-    path.parent.mkdir(parents=True)
-    object_bytes = int(options.object_gb * GB) // RANGE_BYTES * RANGE_BYTES
-    path.write_bytes(np.random.default_rng(0).bytes(object_bytes))
     cases = [(n, 1) for n in options.processes] + [(1, n) for n in options.loops]
-    with serving(folder / "root", folder) as server:
-        for scheme, endpoint in (("http", server.http), ("https", server.https)):
-            if endpoint:
-                facts = Facts(
-                    endpoint, server.ca_file if scheme == "https" else "", object_bytes,
-                    int(options.gb * GB), options.connections,
-                )  # fmt: skip
-                _measure(scheme, facts, cases, options.rounds, report)
+    with endpoints(folder, options) as found:
+        for scheme, facts in found.items():
+            _measure(scheme, facts, cases, options.rounds, report)
 
 
 def _measure(

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.bench_push import make_snapshot
 from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.report import (
     Cost,
@@ -23,6 +22,7 @@ from benchmarks.report import (
     Samples,
     repeat,
 )
+from benchmarks.snapshots import make_snapshot
 from tests.transfer.s3 import servers
 
 MAX_TIME_RATIO = 1.0

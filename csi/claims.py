@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from imgfmt.errors import Conflict
 from imgfmt.reference import ReferenceRecord
 from transfer.catalog import Catalog
-from transfer.push import next_record
+from transfer.references import next_record
 
 VOLUME_ID = re.compile(r"vol-([a-z0-9][a-z0-9-]*)-([0-9a-f]{32})")
 VOLUMES = "_volumes/"

@@ -75,13 +75,13 @@ class CacheConfig:
 
     Keys: `path` (default `/var/lib/snapcask`), `disks` (array of directories, default none: on
     further disks, over which the files of each image are spread; one that the cache was given once
-    it keeps), `maxBytes` (integer or null, default null: bounded
-    by the watermarks only), `beginFree` and `endFree` (shares of the filesystem, default 0.20 and
-    0.25: eviction begins when less than the first is free, and ends at the second),
-    `allowRootFilesystem` (bool, default false: a cache or a further disk of it on the disk of
-    `kubeletDir`, or of `/`, is refused), `scrubIntervalHours` (number >= 0, default 168: the whole
-    cache is read back and mended that often; 0 for never), `scrubBytesPerSecond` (integer >=
-    1048576, default 67108864: on average, with a rest after each tree).
+    it keeps), `maxBytes` (integer or null, default null: bounded by the watermarks only),
+    `beginFree` and `endFree` (shares of the filesystem, default 0.20 and 0.25: eviction begins when
+    less than the first is free, and ends at the second), `allowRootFilesystem` (bool, default
+    false: a cache or a further disk of it on the disk of `kubeletDir`, or of `/`, is refused),
+    `scrubIntervalHours` (number >= 0, default 168: the whole cache is read back and mended that
+    often; 0 for never), `scrubBytesPerSecond` (integer >= 1048576, default 67108864: on average,
+    with a rest after each tree).
     """
 
     path: str = "/var/lib/snapcask"

@@ -31,7 +31,6 @@ from imgfmt.errors import (
 )
 from imgfmt.image import Image, Member, Variants
 from imgfmt.reference import ImageRef
-from imgfmt.tree import PEEK_BYTES, peek_totals
 from transfer.cache.domains import domain_of, domains_of_url
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.owners import is_sound
@@ -287,11 +286,5 @@ async def _was_named(catalog: Catalog, name: str | None, digest: Digest) -> bool
 
 async def data_bytes(catalog: Catalog, tree: Digest) -> int:
     """Bytes of a tree that are not zero, as it claims itself. Raises NotFound."""
-    key, what = layout.tree_key(tree), catalog.named(f"tree {tree.short}")
-    facts = await catalog.store.facts(key)
-    if facts is None:
-        raise NotFound(f"{what} does not exist")
-    beginning = bytearray(min(facts.size_bytes, PEEK_BYTES))
-    await catalog.store.read_into(key, 0, memoryview(beginning))
-    logical, zero = peek_totals(beginning, what)
+    logical, zero = await catalog.tree_totals(tree)
     return logical - zero

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from imgfmt.digest import Digest, digest_of
 from imgfmt.errors import ImageError
 from imgfmt.image import Image, Variants, decode_image, decode_variants
-from transfer.cache.durable import TEMPORARY, read_file, remove_file, replace_file
+from transfer.cache.durable import read_file, remove_half_written, replace_file
 
 
 class KeptVariants:
@@ -48,10 +48,8 @@ class KeptVariants:
 
     def sweep(self) -> None:
         """Remove what writers that were killed left half written. Nobody may be writing."""
-        for folder, _, names in os.walk(self._folder):
-            for name in names:
-                if name.startswith(TEMPORARY):
-                    remove_file(os.path.join(folder, name))
+        for folder, _, _ in os.walk(self._folder):
+            remove_half_written(folder)
 
     def _path(self, domain: str, digest: Digest) -> str:
         return os.path.join(self._folder, domain, digest.hex)

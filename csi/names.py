@@ -67,7 +67,6 @@ class VolumeNames:
     def __init__(self, config: CsiConfig, stores: Stores) -> None:
         self._config = config
         self._stores = stores
-        self._transfer = TransferConfig()
 
     async def create_volume(self, request: CreateRequest) -> CreatedVolume:
         """Pin an image under a volume's name; the same call again gives the same volume.
@@ -84,31 +83,26 @@ class VolumeNames:
                       request.limit_bytes))  # fmt: skip
         fingerprint = digest_of(b"snapcask create 1\0", asked.encode()).hex[:32]
         digits = digest_of(b"snapcask volume name 1\0", request.name.encode()).hex[:32]
+        name = f"{VOLUMES}{digits}"
         async with self._catalog(store, request.credentials) as catalog:
-            image = await self._image_name(catalog, wanted)
-            record = await naming.claim(
-                catalog, wanted, f"{VOLUMES}{digits}", DEFAULT_TAG,
-                who=Claim(fingerprint, image).text(self._config.driver_name),
-                config=self._transfer,
-            )  # fmt: skip
-            found, target = Claim.of(record), record.target
-            assert target is not None
+            seen = await catalog.store.reference_to_change(name, DEFAULT_TAG)
+            if seen is not None and seen.record.target is not None:
+                record = seen.record
+            else:
+                target = await self._fitting(catalog, wanted, attributes, request)
+                image = await self._image_name(catalog, wanted)
+                record = await self._claim(catalog, target, name, Claim(fingerprint, image))
+            found, pinned = Claim.of(record), record.target
+            assert pinned is not None
             if found.request != fingerprint:
                 raise AlreadyExists(
                     f"volume {request.name} exists with other parameters, source or size; delete it"
                     " first, or use another name"
                 )
             await renew(catalog, record)
-            await self._check(catalog, f"{VOLUMES}{digits}", target, attributes)
-            size = await self._size(catalog, target, attributes.member)
-            if 0 < request.limit_bytes < size:
-                await self._forget(catalog, f"{VOLUMES}{digits}")
-                raise OutOfRange(
-                    f"volume {request.name}: the image has {size} bytes, more than the limit of"
-                    f" {request.limit_bytes}"
-                )
-        pinned = f"{found.image}@{target}" if found.image else str(target)
-        context = {**parameters, "image": pinned, "store": store}
+            size = await self._size(catalog, pinned, attributes.member)
+        shown = f"{found.image}@{pinned}" if found.image else str(pinned)
+        context = {**parameters, "image": shown, "store": store}
         return CreatedVolume(f"vol-{store}-{digits}", max(size, request.required_bytes), context)
 
     async def delete_volume(self, volume_id: str, credentials: Credentials | None) -> None:
@@ -130,11 +124,8 @@ class VolumeNames:
         store, target, image = await self._volume_target(volume_id, credentials)
         digits = digest_of(b"snapcask snapshot name 1\0", name.encode()).hex[:32]
         async with self._catalog(store, credentials) as catalog:
-            record = await naming.claim(
-                catalog, ImageRef(digest=target), f"{SNAPSHOTS}{digits}", DEFAULT_TAG,
-                who=Claim("", image, volume_id).text(self._config.driver_name),
-                config=self._transfer,
-            )  # fmt: skip
+            claim = Claim("", image, volume_id)
+            record = await self._claim(catalog, target, f"{SNAPSHOTS}{digits}", claim)
             if Claim.of(record).source != volume_id:
                 raise AlreadyExists(
                     f"snapshot {name} exists already, of volume {Claim.of(record).source}"
@@ -271,15 +262,37 @@ class VolumeNames:
         state = await catalog.store.read_reference(name, reference.effective_tag)
         return Claim.of(state.record).image if state is not None else ""
 
-    async def _check(
-        self, catalog: Catalog, name: str, target: Digest, attributes: VolumeAttributes
-    ) -> None:
-        """Raise NotFound or InvalidInput for what no node could mount; the name is gone then."""
-        try:
-            await check_image(catalog, target, attributes)
-        except (NotFound, InvalidInput):
-            await self._forget(catalog, name)
-            raise
+    async def _fitting(
+        self,
+        catalog: Catalog,
+        wanted: ImageRef,
+        attributes: VolumeAttributes,
+        request: CreateRequest,
+    ) -> Digest:
+        """What a new volume is to pin. Raises NotFound, InvalidInput and OutOfRange.
+
+        All that may be against it is found out before there is a reference: one that is there may
+        be in use, and is removed by DeleteVolume alone.
+        """
+        target = await catalog.resolve(wanted)
+        await check_image(catalog, target, attributes)
+        if request.limit_bytes:
+            size = await self._size(catalog, target, attributes.member)
+            if size > request.limit_bytes:
+                raise OutOfRange(
+                    f"volume {request.name}: the image has {size} bytes, more than the limit of"
+                    f" {request.limit_bytes}"
+                )
+        return target
+
+    async def _claim(
+        self, catalog: Catalog, target: Digest, name: str, claim: Claim
+    ) -> ReferenceRecord:
+        """Make a reference, if there is none of this name; returns what is there then."""
+        return await naming.claim(
+            catalog, ImageRef(digest=target), name, DEFAULT_TAG,
+            who=claim.text(self._config.driver_name), config=TransferConfig(),
+        )  # fmt: skip
 
     async def _forget(self, catalog: Catalog, name: str) -> None:
         for _ in range(3):

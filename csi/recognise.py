@@ -18,7 +18,7 @@ def below_target(target: str, table: Iterable[MountEntry]) -> Iterable[MountEntr
     return (e for e in table if e.directory == target or e.directory.startswith(inside))
 
 
-def names(entry: MountEntry, name: str) -> bool:
+def is_overlay(entry: MountEntry, name: str) -> bool:
     """Whether a mount's source says that it belongs to the publication `name`."""
     parts = entry.source.split(":")
     if entry.filesystem != "overlay" or len(parts) != 4 or ":".join(parts[:2]) != SOURCE:
@@ -51,10 +51,10 @@ def is_ours(
 ) -> bool:
     """Whether the uppermost mount at the target itself is this publication's."""
     upper = [entry for entry in entries if entry.directory == target][-1:]
-    return any(names(entry, name) or is_bind(entry, record) for entry in upper)
+    return any(is_overlay(entry, name) or is_bind(entry, record) for entry in upper)
 
 
 def is_complete(record: PublicationRecord, entries: Sequence[MountEntry]) -> bool:
     """Whether all mounts of a publication are there."""
-    there = {e.directory for e in entries if names(e, record.name) or is_bind(e, record)}
+    there = {e.directory for e in entries if is_overlay(e, record.name) or is_bind(e, record)}
     return all(record.directory(mount) in there for mount in record.mounts)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from csi.config import MountMode
 from imgfmt.digest import digest_of
 from imgfmt.errors import CorruptData
-from transfer.cache.durable import TEMPORARY, read_file, remove_file, replace_file
+from transfer.cache.durable import read_file, remove_file, remove_half_written, replace_file
 
 VERSION = 1
 
@@ -124,10 +124,7 @@ class Records:
     def sweep(self) -> None:
         """Remove what writers that were killed left half written. Nobody may be writing."""
         for name in ("volumes", "known"):
-            folder = os.path.join(self.folder, name)
-            for found in os.listdir(folder):
-                if found.startswith(TEMPORARY):
-                    remove_file(os.path.join(folder, found))
+            remove_half_written(os.path.join(self.folder, name))
 
     def part_names(self) -> list[str]:
         """Names of the publications that have a folder of parts."""

@@ -5,17 +5,16 @@ Works from the record and the mount table, whichever of them is there. All of it
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
 
-from csi.recognise import below_target, is_bind, is_complete, is_left_bind, names
+from csi.recognise import below_target, is_bind, is_complete, is_left_bind, is_overlay
 from csi.records import PublicationRecord, Records
 from csi.targets import remove_target
 from imgfmt.errors import Conflict, CorruptData, ImageError, NotFound
-from transfer.cache.durable import TEMPORARY, remove_file
+from transfer.cache.durable import remove_half_written
 from transfer.cache.layout import CacheRoot, DomainPaths, digest_named
 from transfer.cache.usage import MOUNT_PIN, remove_pin
 from transfer.mounts import MountEntry, mount_table, unmount
@@ -43,14 +42,14 @@ class Removal:
         ours = [
             entry
             for entry in entries
-            if names(entry, name)
+            if is_overlay(entry, name)
             or is_bind(entry, record)
             or (record is None and is_left_bind(entry, name, pins))
         ]
         for entry in reversed(ours):
             _unmount(entry.directory)
         for entry in ours:
-            if names(entry, name):
+            if is_overlay(entry, name):
                 _, _, volume, tree = entry.source.split(":", 3)
                 pins.add((volume, tree))
         self._unpin(pins, record.domain if record is not None else None)
@@ -90,13 +89,8 @@ class Removal:
         paths = DomainPaths(self._cache.path, record.domain)
         for mount in record.mounts:
             tree = digest_named(mount.tree)
-            if tree is None:
-                continue
-            folder, name = paths.pins(tree), f"-{MOUNT_PIN}{mount.name}"[:101]
-            with contextlib.suppress(FileNotFoundError):
-                for found in os.listdir(folder):
-                    if found.startswith(TEMPORARY) and found.endswith(name):
-                        remove_file(os.path.join(folder, found))
+            if tree is not None:
+                remove_half_written(paths.pins(tree), MOUNT_PIN + mount.name)
 
     def reconcile(self) -> list[str]:
         """Take down what calls that were killed left behind; returns a line for each."""
@@ -123,7 +117,7 @@ class Removal:
                 told.append(f"volume {name} can't be taken down: {error}")
         named = set(self._records.names())
         for name in self._records.part_names():
-            used = (names(entry, name) or is_left_bind(entry, name, ()) for entry in table)
+            used = (is_overlay(entry, name) or is_left_bind(entry, name, ()) for entry in table)
             if name not in named and not any(used):
                 shutil.rmtree(self._records.parts(name), ignore_errors=True)
         return told

@@ -19,7 +19,7 @@ from csi.claims import RENEW_S, SNAPSHOTS, VOLUMES, Claim
 from imgfmt.errors import Conflict, InvalidInput
 from imgfmt.reference import TargetKind
 from transfer.catalog import Catalog
-from transfer.push import next_record
+from transfer.references import next_record
 from transfer.store.base import StoredReference
 
 MIN_AGE_S = 2 * RENEW_S

@@ -21,13 +21,11 @@ from restore.image_source import check_verified
 from restore.load_job import LoadJob
 from restore.sources import DamagedChunk, DirectorySource, Source, tree_files
 from transfer.cache.damage import mark_damage
-from transfer.cache.domains import credential_scope
-from transfer.cache.layout import CacheRoot, DomainPaths, domain_name
+from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import Lock, lock
 from transfer.cache.owners import is_sound, read_object
 from transfer.cache.places import files_of
 from transfer.cache.usage import touch
-from transfer.catalog import Catalog
 from transfer.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -54,12 +52,6 @@ def open_cache(root: str) -> CacheRoot | None:
     except ImageError as error:
         _log.debug("nothing is loaded from the cache: %s", error)
         return None
-
-
-def domain_here(cache: CacheRoot, catalog: Catalog) -> DomainPaths:
-    """The security domain of a store, as mounts have it; it is not made. Blocks."""
-    name = domain_name(catalog.record.uuid, credential_scope(catalog.store))
-    return DomainPaths(cache.path, name, cache.disks)
 
 
 def open_warm(cache: CacheRoot, paths: DomainPaths, digest: Digest) -> WarmTree | None:

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from snapcask.api import check as check
     from snapcask.api import gc as gc
     from snapcask.api import init_store as init_store
-    from snapcask.api import load as load
-    from snapcask.api import load_ranges as load_ranges
-    from snapcask.api import load_replicas as load_replicas
     from snapcask.api import open_image as open_image
     from snapcask.api import plan_pull as plan_pull
     from snapcask.api import pull as pull
     from snapcask.api import push as push
     from snapcask.api import verify as verify
+    from snapcask.api_loading import load as load
+    from snapcask.api_loading import load_ranges as load_ranges
+    from snapcask.api_loading import load_replicas as load_replicas
     from snapcask.handles import EntryStat as EntryStat
     from snapcask.loading import Tensors as Tensors
     from snapcask.requests import MemberSource as MemberSource
@@ -78,12 +78,14 @@ _ERRORS = (
     "InvalidImage", "InvalidInput", "NotFound", "OutOfResources", "StoreUnavailable", "Unsupported",
 )  # fmt: skip
 _CALLS = (
-    "ImageHandle", "check", "gc", "init_store", "load", "load_ranges", "load_replicas",
-    "open_image", "plan_pull", "pull", "push", "verify",
+    "ImageHandle", "check", "gc", "init_store", "open_image", "plan_pull", "pull", "push",
+    "verify",
 )  # fmt: skip
+_LOADS = ("load", "load_ranges", "load_replicas")
 _HOMES = {
     **dict.fromkeys(_ERRORS, "imgfmt.errors"),
     **dict.fromkeys(_CALLS, "snapcask.api"),
+    **dict.fromkeys(_LOADS, "snapcask.api_loading"),
     "Check": "imgfmt.compat",
     "CollectReport": "transfer.collect",
     "CompatReport": "restore.compat",

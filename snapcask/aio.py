@@ -9,22 +9,19 @@ may stand for a whole digest. Every call may raise `InvalidInput`, `NotFound`, `
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from imgfmt.errors import InvalidInput
 from imgfmt.reference import parse_reference
 from imgfmt.store_record import NewChunks, StoreRecord
-from restore.compat import CompatReport
-from restore.compat import check as check_image
-from restore.host_facts import MachineFacts
 from snapcask.declared import declared_facts, with_declared
 from snapcask.handles import AsyncImageHandle, EntryStat
-from snapcask.loading import Tensors, load, load_ranges, load_replicas
 from snapcask.requests import MemberSource, PathName, push_request
 from snapcask.stores import StoreName, opened, transfer_config
 from transfer.catalog import init_store as init_catalog
@@ -41,6 +38,16 @@ from transfer.store.posix import PosixStore
 from transfer.store.url import open_store
 from transfer.verify import VerifyReport, verify_all
 from transfer.verify import verify as verify_images
+
+if TYPE_CHECKING:
+    from restore.compat import CompatReport
+    from restore.host_facts import MachineFacts
+    from snapcask.loading import Tensors as Tensors
+    from snapcask.loading import load as load
+    from snapcask.loading import load_ranges as load_ranges
+    from snapcask.loading import load_replicas as load_replicas
+
+_LOADS = ("Tensors", "load", "load_ranges", "load_replicas")
 
 __all__ = [
     "AsyncImageHandle",
@@ -59,6 +66,15 @@ __all__ = [
     "push",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load what brings tensors to devices at its first use: most programs never do."""
+    if name not in _LOADS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module("snapcask.loading"), name)
+    globals()[name] = value
+    return value
 
 
 async def init_store(
@@ -172,7 +188,7 @@ async def pull(
             member=member,
             config=config,
             progress=progress or Silent(),
-            facts=MachineFacts(facts),
+            facts=_machine(facts),
             resume=resume,
         )
 
@@ -199,7 +215,7 @@ async def plan_pull(
             os.fspath(directory),
             member=member,
             config=transfer_config(max_memory_bytes),
-            facts=MachineFacts(facts),
+            facts=_machine(facts),
             resume=resume,
         )
 
@@ -218,11 +234,11 @@ async def check(
     named in `override` refuses nothing, nor does what is not known. That it does not fit is in the
     report, not raised. GPUs are looked at only for rules about them, by a process of its own.
     """
+    from restore.compat import check as check_image
+
     async with opened(store) as catalog:
         digest = await catalog.resolve(parse_reference(reference))
-        return await check_image(
-            catalog, digest, MachineFacts(facts), member=member, override=override
-        )
+        return await check_image(catalog, digest, _machine(facts), member=member, override=override)
 
 
 @asynccontextmanager
@@ -246,7 +262,7 @@ async def open_image(
             await catalog.resolve(parse_reference(reference)),
             member,
             config=config,
-            facts=MachineFacts(facts),
+            facts=_machine(facts),
         )
         with reader:
             yield AsyncImageHandle(reader)
@@ -290,6 +306,13 @@ async def gc(
         if dry_run:
             return await plan_collection(catalog, history_s)
         return await collect(catalog, history_s, progress=progress)
+
+
+def _machine(facts: Mapping[str, str] | None) -> MachineFacts:
+    """Facts of this machine. What looks at it is loaded only now."""
+    from restore.host_facts import MachineFacts
+
+    return MachineFacts(facts)
 
 
 def _codec(name: str) -> NewChunks:

@@ -6,42 +6,28 @@ call that is interrupted (Ctrl-C) cleans up before it raises.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from imgfmt.errors import InvalidInput
 from snapcask import aio
 from snapcask.handles import AsyncImageHandle, EntryStat, PathText
-from snapcask.running import LoopThread, run
+from snapcask.running import LoopThread, blocking
 from snapcask.stores import StoreName
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
-
-def _blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    @functools.wraps(call)
-    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        return run(call(*args, **kwargs))
-
-    return wait
-
-
-init_store = _blocking(aio.init_store)
-push = _blocking(aio.push)
-plan_pull = _blocking(aio.plan_pull)
-pull = _blocking(aio.pull)
-verify = _blocking(aio.verify)
-gc = _blocking(aio.gc)
-check = _blocking(aio.check)
-load = _blocking(aio.load)
-load_replicas = _blocking(aio.load_replicas)
-load_ranges = _blocking(aio.load_ranges)
+init_store = blocking(aio.init_store)
+push = blocking(aio.push)
+plan_pull = blocking(aio.plan_pull)
+pull = blocking(aio.pull)
+verify = blocking(aio.verify)
+gc = blocking(aio.gc)
+check = blocking(aio.check)
 
 
 def open_image(

@@ -14,7 +14,7 @@ from restore.compat import OnMismatch, enforce, pick_image
 from restore.host_facts import MachineFacts
 from snapcask.stores import opened
 from transfer.cache.disks import NewDisk
-from transfer.cache.domains import credential_scope, domain_of
+from transfer.cache.domains import domain_of, domains_of_url
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.warm import local_image
 from transfer.catalog import Catalog
@@ -131,11 +131,11 @@ def without_store(
     """The one image of a digest in the domain that a store at `url` had; else raises `error`."""
     store = open_store(url)
     try:
-        known = store.url, credential_scope(store)
+        domains = domains_of_url(cache, store)
     finally:
         store.close()
-    for paths, record in cache.domains():
+    for paths in domains:
         images = _fitting(paths, reference)
-        if (record.url, record.scope) == known and len(images) == 1:
+        if len(images) == 1:
             return paths, images[0]
     raise error

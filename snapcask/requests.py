@@ -10,7 +10,6 @@ from imgfmt.digest import DIGEST_BYTES, Digest
 from imgfmt.errors import InvalidInput
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.reference import parse_reference
-from restore.host_facts import MachineFacts
 from transfer.catalog import Catalog
 from transfer.provenance import DirectoryFacts, describe_directory
 from transfer.pull import choose_image, choose_members
@@ -113,8 +112,15 @@ async def _describe(
         for name, source in sources.items():
             if source.directory is not None:
                 described[name] = await threads.run(describe_directory, os.fspath(source.directory))
-        host = await threads.run(MachineFacts().recordable) if record_host else {}
+        host = await threads.run(_host) if record_host else {}
     return described, host
+
+
+def _host() -> dict[str, str]:
+    """What is recorded of this machine. Blocks, for seconds even."""
+    from restore.host_facts import MachineFacts
+
+    return MachineFacts().recordable()
 
 
 def _from_directory(
@@ -141,6 +147,8 @@ def _of_host(host: Mapping[str, str], described: Mapping[str, str]) -> dict[str,
 
 async def _stored(catalog: Catalog, name: str, source: MemberSource) -> Member:
     """The member of an image that is in the store, under its new name."""
+    from restore.host_facts import MachineFacts
+
     assert source.image is not None
     digest = await catalog.resolve(parse_reference(source.image))
     digest, image = await choose_image(catalog, digest, MachineFacts())

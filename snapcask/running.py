@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from snapcask import interrupts, logs
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -113,3 +115,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run one coroutine on a loop of its own. See `LoopThread.run`."""
     with LoopThread() as loop:
         return loop.run(work)
+
+
+def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The same call for those who wait for it."""
+
+    @functools.wraps(call)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(call(*args, **kwargs))
+
+    return wait

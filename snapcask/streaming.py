@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from restore.tensor import Tensor
-from snapcask.loading import SourceName, load_replicas
+from snapcask.load_source import SourceName
+from snapcask.loading import load_replicas
 
 _Item = Tensor | BaseException | None
 

@@ -29,7 +29,7 @@ from imgfmt.probe_record import ProbeRecord
 from imgfmt.reference import ImageRef, TargetKind
 from imgfmt.sizes import check_size
 from imgfmt.store_record import StoreRecord
-from imgfmt.tree import Tree
+from imgfmt.tree import PEEK_BYTES, Tree, peek_totals
 from transfer.store.base import Placed, Probed, Store
 from transfer.tasks import both
 from transfer.threads import Threads
@@ -152,6 +152,16 @@ class Catalog:
         """The tree of this digest."""
         what = f"tree {digest.short}"
         return Tree(await self._digested(layout.tree_key(digest), digest, what), self.named(what))
+
+    async def tree_totals(self, digest: Digest) -> tuple[int, int]:
+        """Logical and zero bytes that a tree claims: only its beginning is read, some are large."""
+        key, what = layout.tree_key(digest), self.named(f"tree {digest.short}")
+        facts = await self.store.facts(key)
+        if facts is None:
+            raise NotFound(f"{what} does not exist")
+        beginning = bytearray(min(facts.size_bytes, PEEK_BYTES))
+        await self.store.read_into(key, 0, memoryview(beginning))
+        return peek_totals(beginning, what)
 
     async def placement(self, digest: Digest, n_chunks: int | None = None) -> Placement:
         """Where the `n_chunks` chunks of a tree lie; without a number it is not compared."""

@@ -23,7 +23,7 @@ from transfer.indexing import forget_packs
 from transfer.leases import WriterLease, boot_s, live_leases
 from transfer.leftovers import remove_leftovers
 from transfer.progress import Progress, Silent
-from transfer.push import whoami
+from transfer.references import whoami
 from transfer.tasks import beside, finished
 
 PURPOSE = "collect"
@@ -73,7 +73,7 @@ async def plan_collection(
 ) -> CollectReport:
     """What `collect` would delete now. Writes nothing, not even a lease; raises as `collect`."""
     now_ns = int(now_s() * _SECOND_NS)
-    begun = [begun for _, _, begun in await live_leases(catalog, now_ns, None)]
+    begun = [one.begun_ns for one in await live_leases(catalog, now_ns)]
     garbage = await unneeded(
         catalog, await mark(catalog, now_ns, _history_s(catalog, history_s)), min([now_ns, *begun])
     )
@@ -165,12 +165,12 @@ class Collector:
 
     async def _refuse_company(self) -> None:
         now_ns = await self._now_ns()
-        for lease, end_ns, _ in await live_leases(self._catalog, now_ns, self.lease.key):
-            if lease.purpose == PURPOSE:
+        for other in await live_leases(self._catalog, now_ns, own=self.lease.key):
+            if other.lease.purpose == PURPOSE:
                 await self.lease.drop()
                 raise Conflict(
-                    f"{self._catalog.named('garbage')} is being collected by {lease.who}; if that"
-                    f" was killed, its lease ends in {(end_ns - now_ns) // _SECOND_NS} s"
+                    f"{self._catalog.named('garbage')} is being collected by {other.lease.who}; if"
+                    f" that was killed, its lease ends in {(other.end_ns - now_ns) // _SECOND_NS} s"
                 )
 
     def _check_lease(self) -> None:
@@ -238,13 +238,13 @@ class Collector:
 
     async def _live_leases(self, now_ns: int) -> dict[str, int]:
         """When each live lease was first written at the latest. Removes those that are over."""
-        facts = await self._store.list_objects(layout.LEASES)
-        live = await live_leases(self._catalog, now_ns, self.lease.key, facts)
-        found = {layout.lease_key(lease.id): begun_ns for lease, _, begun_ns in live}
-        for one in facts:
-            if one.key not in found and one.key != self.lease.key:
-                await self._store.delete(one.key)
-        return found
+        listed = await self._store.list_objects(layout.LEASES)
+        live = await live_leases(self._catalog, now_ns, own=self.lease.key, listed=listed)
+        begun_ns = {one.key: one.begun_ns for one in live}
+        for facts in listed:
+            if facts.key not in begun_ns and facts.key != self.lease.key:
+                await self._store.delete(facts.key)
+        return begun_ns
 
     async def _decide(self, doomed: Doomed) -> bool:
         """Whether it may be deleted; where a writer has cancelled it, the epoch is removed."""

@@ -27,7 +27,7 @@ from transfer.indexing import write_segment
 from transfer.leases import WriterLease, read_doomed
 from transfer.naming import tag
 from transfer.progress import PhaseClock, Progress, Silent
-from transfer.push import whoami
+from transfer.references import whoami
 from transfer.tasks import beside, finished
 from transfer.threads import Threads
 

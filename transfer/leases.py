@@ -101,30 +101,41 @@ class WriterLease:
             await self._catalog.store.delete(self.key)
 
 
+@dataclass(frozen=True, slots=True)
+class LiveLease:
+    """A lease that is not over. Times are by the store's clock.
+
+    It was first written at `begun_ns` at the latest.
+    """
+
+    key: str
+    lease: Lease
+    begun_ns: int
+    end_ns: int
+
+
 async def live_leases(
     catalog: Catalog,
     now_ns: int,
+    *,
     own: str | None = None,
-    facts: Sequence[ObjectFacts] | None = None,
-) -> list[tuple[Lease, int, int]]:
-    """The leases that are not over but `own`; when each ends, and was first written at the latest.
-
-    Both in nanoseconds of the store's clock.
-    """
-    if facts is None:
-        facts = await catalog.store.list_objects(layout.LEASES)
-    found: list[tuple[Lease, int, int]] = []
-    for one in facts:
-        if one.key == own:
+    listed: Sequence[ObjectFacts] | None = None,
+) -> list[LiveLease]:
+    """The leases that are not over, but for `own`; of those `listed`, or all."""
+    if listed is None:
+        listed = await catalog.store.list_objects(layout.LEASES)
+    found: list[LiveLease] = []
+    for facts in listed:
+        if facts.key == own:
             continue
         try:
-            lease = Lease.decode(await catalog.read(one.key), catalog.named(one.key))
+            lease = Lease.decode(await catalog.read(facts.key), catalog.named(facts.key))
         except NotFound:
             continue
-        ttl_ns = lease.ttl_s * _SECOND_NS
-        if one.written_ns + ttl_ns >= now_ns:
-            begun_ns = one.written_ns - lease.renewal * ttl_ns
-            found.append((lease, one.written_ns + ttl_ns, begun_ns))
+        ttl_ns, written_ns = lease.ttl_s * _SECOND_NS, facts.written_ns
+        if written_ns + ttl_ns >= now_ns:
+            begun_ns = written_ns - lease.renewal * ttl_ns
+            found.append(LiveLease(facts.key, lease, begun_ns, written_ns + ttl_ns))
     return found
 
 

@@ -36,7 +36,7 @@ async def remove_leftovers(catalog: Catalog, lease: WriterLease) -> int:
         if facts is None:
             return 0
         now_ns = facts.written_ns
-        live = [begun_ns for _, _, begun_ns in await live_leases(catalog, now_ns)]
+        live = [one.begun_ns for one in await live_leases(catalog, now_ns)]
         before_ns = min([now_ns - catalog.record.lease_ttl_s * _SECOND_NS, *live])
         if min(begun) >= before_ns:
             return 0

@@ -17,13 +17,12 @@ from imgfmt.errors import Conflict, CorruptData, ImageError, InvalidInput, NotFo
 from imgfmt.image import Image, Variant, Variants, decode_image_or_variants
 from imgfmt.lease import ObjectKind
 from imgfmt.reference import ImageRef, ReferenceRecord, TargetKind
-from imgfmt.tree import PEEK_BYTES, peek_totals
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import each
 from transfer.leases import DoomedSet, WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.progress import Clock
-from transfer.push import next_record, take_back, whoami
+from transfer.references import next_record, take_back, whoami
 from transfer.store.base import StoredReference
 from transfer.tasks import TAKE_BACK_S, finished
 
@@ -176,22 +175,11 @@ async def _listed(catalog: Catalog, state: StoredReference) -> ListedReference:
         found = await catalog.image(record.target)
         if isinstance(found, Variants):
             return ListedReference(record, n_variants=len(found.images))
-        totals = [await _totals(catalog, member.tree) for member in found.members]
+        totals = [await catalog.tree_totals(member.tree) for member in found.members]
     except ImageError as error:
         return ListedReference(record, problem=str(error))
     logical, zero = (sum(column) for column in zip(*totals, strict=True))
     return ListedReference(record, len(found.members), None, logical, zero)
-
-
-async def _totals(catalog: Catalog, tree: Digest) -> tuple[int, int]:
-    """Logical and zero bytes, from the beginning of the tree only: whole trees can be large."""
-    key, what = layout.tree_key(tree), catalog.named(f"tree {tree.short}")
-    facts = await catalog.store.facts(key)
-    if facts is None:
-        raise NotFound(f"{what} does not exist")
-    beginning = bytearray(min(facts.size_bytes, PEEK_BYTES))
-    await catalog.store.read_into(key, 0, memoryview(beginning))
-    return peek_totals(beginning, what)
 
 
 @asynccontextmanager

@@ -7,10 +7,6 @@ leaves objects that nothing refers to, and packs that the next push finds again.
 from __future__ import annotations
 
 import asyncio
-import getpass
-import os
-import platform
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +17,7 @@ from imgfmt.digest import Digest, Octets, digest_of
 from imgfmt.errors import Conflict, ImageError
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.lease import ObjectKind
-from imgfmt.reference import ReferenceRecord, TargetKind
+from imgfmt.reference import TargetKind
 from transfer.adoption import adopt_packs
 from transfer.buffers import BufferPool, page_aligned
 from transfer.catalog import Catalog
@@ -36,9 +32,10 @@ from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.leftovers import remove_leftovers
 from transfer.packer import PackedCounts, Packer
 from transfer.progress import Clock, PhaseClock, Progress, Silent
+from transfer.references import next_record, take_back, whoami
 from transfer.scan import Listing, check_unchanged, scan_directory
 from transfer.separation import check_source
-from transfer.store.base import Store, StoredReference
+from transfer.store.base import StoredReference
 from transfer.tasks import TAKE_BACK_S, both, finished, first_cause
 from transfer.threads import Threads
 
@@ -380,39 +377,3 @@ def _batch_of(plain: bytes, digest: bytes, page_bytes: int) -> Batch:
     view = page_aligned(len(plain) + padding)
     view[: len(plain)] = plain
     return Batch([Chunk(0, [Span(view, 0, len(view))], len(plain), padding)], [digest])
-
-
-def next_record(
-    name: str,
-    tag: str,
-    seen: StoredReference | None,
-    kind: TargetKind,
-    target: Digest | None,
-    who: str | None = None,
-) -> ReferenceRecord:
-    """The record that follows `seen`, made now and by us unless `who` says more."""
-    write_id, now_ns = secrets.token_bytes(16), time.time_ns()
-    who = who or whoami()
-    if seen is None:
-        return ReferenceRecord(name, tag, kind, target, write_id, now_ns, who)
-    return seen.record.replaced_by(kind, target, write_id, now_ns, who)
-
-
-async def take_back(
-    store: Store, name: str, tag: str, target: Digest, seen: StoredReference | None
-) -> None:
-    """Let a reference point to what it did when it was `seen`, if it points to `target` now."""
-    now = await store.read_reference(name, tag)
-    if now is not None and now.record.target == target:
-        kind = seen.record.target_kind if seen else TargetKind.NONE
-        before = seen.record.target if seen else None
-        await store.change_reference(next_record(name, tag, now, kind, before), now)
-
-
-def whoami() -> str:
-    """The user and host that leases and references name."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{platform.node()}"

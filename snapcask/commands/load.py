@@ -75,10 +75,10 @@ def command(
 
     A trial of `snapcask.load`: what was loaded is dropped at the end.
     """
-    from snapcask import api
+    from snapcask import api_loading
 
     with display.progress(quiet=quiet) as progress:
-        loaded = api.load_replicas(
+        loaded = api_loading.load_replicas(
             source, devices=devices, store=store, cache=None if no_cache else cache, image=image,
             member=member, facts=dict(facts), on_mismatch=on_mismatch, override=override,
             files=files, verify=verify, max_pinned_bytes=max_pinned_bytes,

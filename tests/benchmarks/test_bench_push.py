@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks import bench_push
 from benchmarks.report import Report, machine
+from benchmarks.snapshots import make_snapshot
 
 
 def test_pushes_stand_beside_the_bare_loop(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_pushes_stand_beside_the_bare_loop(tmp_path: Path) -> None:
 
 
 def test_the_bare_loop_writes_every_byte(tmp_path: Path) -> None:
-    bench_push.make_snapshot(tmp_path / "snapshot", 32 << 20)
+    make_snapshot(tmp_path / "snapshot", 32 << 20)
     (tmp_path / "out").mkdir()
     bench_push.bare_loop(tmp_path / "snapshot", tmp_path / "out")
     for path in (tmp_path / "snapshot").iterdir():
@@ -27,7 +28,7 @@ def test_the_bare_loop_writes_every_byte(tmp_path: Path) -> None:
 
 
 def test_a_known_push_stores_nothing(tmp_path: Path) -> None:
-    bench_push.make_snapshot(tmp_path / "snapshot", 32 << 20)
+    make_snapshot(tmp_path / "snapshot", 32 << 20)
     new, known = (bench_push.push_once(tmp_path / "store", tmp_path / "snapshot") for _ in range(2))
     assert new.counts.new_bytes > 32_000_000
     assert known.counts.new_bytes == 0

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import snapcask
-from benchmarks.bench_push import bare_loop, make_snapshot, push_once
+from benchmarks.bench_push import bare_loop, push_once
 from benchmarks.report import Work, repeat
+from benchmarks.snapshots import make_snapshot
 from transfer import ingest
 from transfer.config import MIB
 

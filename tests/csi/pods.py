@@ -16,7 +16,7 @@ from imgfmt.digest import Digest
 from imgfmt.reference import TargetKind
 from tests.transfer.fixture_store import FixtureStore, run
 from transfer.mounts import MountEntry, mount_table
-from transfer.push import next_record
+from transfer.references import next_record
 from transfer.store.base import Store
 
 MODES = pb.VolumeCapability.AccessMode

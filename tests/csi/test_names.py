@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from csi.proto import csi_pb2 as pb
+from imgfmt import layout
 from imgfmt.image import Image, Member, Variant, Variants
 from tests.csi.driver import Caller, Driver
 from tests.csi.pods import MODES, PodVolume, code_of, point, tagged
@@ -99,6 +100,25 @@ def test_a_volume_whose_record_is_damaged_is_made_anew_or_deleted(
         assert refused(caller, "CreateSnapshot", made)[0] == "NOT_FOUND"
         held = [r for r in run(driver.store.store.list_references()) if r.record.target]
         assert [r.record.name for r in held if r.record.name.startswith("_")] == []
+
+
+def test_a_volume_that_exists_keeps_its_reference_whatever_becomes_of_its_image(
+    driver: Driver, caller: Caller
+) -> None:
+    old = driver.store.add(OLD)
+    name = tagged(driver.store, "models/lost", old)
+    volume = caller.call("CreateVolume", create("pvc-lost", image=name, limit=1 << 30)).volume
+    path = driver.store.root / layout.image_key(old)
+    path.rename(path.with_suffix(".away"))
+    assert refused(caller, "CreateVolume", create("pvc-lost", image=name, limit=1 << 30))[0] == (
+        "NOT_FOUND"
+    )
+    held = [r.record for r in run(driver.store.store.list_references()) if r.record.target]
+    assert [r.target for r in held if r.name.startswith("_volumes/")] == [old]
+    path.with_suffix(".away").rename(path)
+    again = caller.call("CreateVolume", create("pvc-lost", image=name, limit=1 << 30)).volume
+    assert again == volume
+    caller.call("DeleteVolume", pb.DeleteVolumeRequest(volume_id=volume.volume_id))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from imgfmt.reference import TargetKind
 from tests.csi.driver import Driver
 from tests.transfer.cache.support import snapshot
 from tests.transfer.fixture_store import run
-from transfer.push import next_record
+from transfer.references import next_record
 
 pytestmark = pytest.mark.root
 

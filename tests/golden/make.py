@@ -20,7 +20,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from imgfmt.store_record import NewChunks, StoreRecord
-from transfer import push as push_module
+from transfer import references
 from transfer.catalog import init_store, open_catalog
 from transfer.config import TransferConfig
 from transfer.push import DirectorySource, PushRequest, push
@@ -68,7 +68,7 @@ def describe(root: Path) -> dict[str, list[object]]:
 
 async def make_store(folder: Path, source: Path, codec: NewChunks) -> str:
     """Push `source` into a new store; returns the image's digest."""
-    push_module.whoami = lambda: "golden"
+    references.whoami = lambda: "golden"
     store = PosixStore(str(folder))
     record = StoreRecord(blake3(folder.name.encode()).digest()[:16], True, codec=codec)
     await init_store(store, record)

@@ -13,14 +13,14 @@ import pytest
 
 from imgfmt.digest import Digest
 from imgfmt.errors import CorruptData, InvalidInput, NotFound
-from restore.cache_source import CachedSource, domain_here, open_cache, open_warm
+from restore.cache_source import CachedSource, open_cache, open_warm
 from restore.image_source import ImageSource
 from restore.load import Devices, Loaded, load
 from restore.load_config import LoadConfig, Verify
 from restore.sources import Source
 from restore.testing.fake_driver import FakeDriver
 from tests.restore.loading import CONFIG, MIB, Content, content_of, held, model, noise, pushed
-from transfer.cache.domains import domain_of
+from transfer.cache.domains import domain_of, domain_to_read
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import lock
 from transfer.cache.owners import is_sound
@@ -204,9 +204,9 @@ def test_another_store_has_another_domain_which_is_not_made(node: Node, tmp_path
     (tmp_path / "m").mkdir()
     (tmp_path / "m/x").write_bytes(noise(10, 1))
     same = asyncio.run(open_catalog(node.store))
-    assert domain_here(node.cache, same) == node.paths
+    assert domain_to_read(node.cache, same) == node.paths
     same.store.credential_scope = "somebody else"  # type: ignore[attr-defined]
-    other = domain_here(node.cache, same)
+    other = domain_to_read(node.cache, same)
     assert other != node.paths
     assert open_warm(node.cache, other, node.tree) is None
     assert not os.path.exists(other.folder)

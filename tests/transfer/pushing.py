@@ -22,7 +22,8 @@ from imgfmt.reference import TargetKind
 from imgfmt.store_record import StoreRecord
 from transfer.catalog import init_store, open_catalog
 from transfer.config import TransferConfig
-from transfer.push import DirectorySource, PushReport, PushRequest, next_record, push
+from transfer.push import DirectorySource, PushReport, PushRequest, push
+from transfer.references import next_record
 from transfer.store.base import Store
 from transfer.store.posix import PosixStore
 from transfer.testing.interpose import Before, InterposedStore

@@ -86,7 +86,7 @@ class World:
         shutil.copytree(template / "store", place)
         self.clock = Clock()
         self.posix = PosixStore(str(place))
-        self.posix._threads = Inline()
+        self.posix._files.threads = Inline()
         self.store = ClockedStore(self.posix, self.clock)
         self.sources = template
         self.place = place

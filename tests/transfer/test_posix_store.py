@@ -28,7 +28,6 @@ from imgfmt.errors import (
 from imgfmt.reference import TargetKind
 from tests.transfer.privilege import modes_count
 from transfer.buffers import page_aligned
-from transfer.store import posix
 from transfer.store.base import Store
 from transfer.store.posix import PosixStore
 from transfer.testing.contract import (
@@ -143,7 +142,7 @@ def test_a_folder_that_is_made_is_made_durable(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[str] = set()
-    monkeypatch.setattr(posix, "_sync_folder", synced.add)
+    monkeypatch.setattr("transfer.store.files._sync_folder", synced.add)
     run(store.put(PACK, [b"x"]))
     root = store.root
     assert {os.path.dirname(root), root, f"{root}/packs", f"{root}/packs/00"} <= synced
@@ -252,9 +251,9 @@ def test_a_reference_that_loses_generations_while_it_is_read_is_read_again(
 ) -> None:
     run(store.change_reference(record_of(1), None))
     lists = [[7], [1]]
-    monkeypatch.setattr(posix, "_generations", lambda folder: lists.pop(0))
+    monkeypatch.setattr("transfer.store.generations._generations", lambda folder: lists.pop(0))
     assert number_of(run(store.read_reference(NAME, TAG))) == 1
-    monkeypatch.setattr(posix, "_generations", lambda folder: [7])
+    monkeypatch.setattr("transfer.store.generations._generations", lambda folder: [7])
     with pytest.raises(Conflict, match=f"{NAME}:{TAG} .* try again"):
         run(store.read_reference(NAME, TAG))
 
@@ -434,7 +433,7 @@ def test_a_reference_of_a_newer_version_is_not_written_over(
 def test_a_store_on_a_remote_filesystem_maps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posix, "is_remote", lambda path: True)
+    monkeypatch.setattr("transfer.store.posix.is_remote", lambda path: True)
     store = PosixStore(str(tmp_path))
     run(store.put(KEY, [bytes(2 << 20)]))
     monkeypatch.setattr("mmap.mmap", failing(errno.EIO))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from transfer.cache.layout import CacheRoot, DomainPaths
+from transfer.cache.layout import CacheRoot, DomainPaths, domain_name
 from transfer.catalog import Catalog
 from transfer.store.base import Store
 
@@ -16,9 +16,15 @@ def credential_scope(store: Store) -> str:
 
 
 def domain_of(cache: CacheRoot, catalog: Catalog) -> DomainPaths:
-    """The security domain of an opened store."""
+    """The security domain of an opened store, made if it is new. Blocks."""
     store = catalog.store
     return cache.domain(catalog.record.uuid, credential_scope(store), store.url)
+
+
+def domain_to_read(cache: CacheRoot, catalog: Catalog) -> DomainPaths:
+    """The same for who only reads: it is not made."""
+    name = domain_name(catalog.record.uuid, credential_scope(catalog.store))
+    return DomainPaths(cache.path, name, cache.disks)
 
 
 def domains_of_url(cache: CacheRoot, store: Store) -> list[DomainPaths]:

@@ -37,6 +37,18 @@ def replace_file(path: str, pieces: Sequence[Octets], *, fsync: bool) -> None:
         sync_folder(folder)
 
 
+def remove_half_written(folder: str, name: str | None = None) -> None:
+    """Remove what killed writers of the file `name`, or of any, left in a folder if it is there.
+
+    Nobody may be writing it.
+    """
+    ending = "" if name is None else f"-{name[:100]}"
+    with contextlib.suppress(FileNotFoundError):
+        for found in os.listdir(folder):
+            if found.startswith(TEMPORARY) and found.endswith(ending):
+                remove_file(os.path.join(folder, found))
+
+
 def read_file(path: str) -> bytes | None:
     """All of a file, or None if there is none."""
     try:

@@ -10,7 +10,7 @@ from imgfmt import layout
 from imgfmt.digest import Octets
 from imgfmt.reference import ReferenceRecord
 from transfer.store.base import ObjectFacts, PackSink, SizeCheck, StoredReference
-from transfer.store.s3 import place
+from transfer.store.s3 import surroundings
 from transfer.store.s3.bucket import Bucket, nanoseconds
 from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.limiter import ConcurrencyLimit
@@ -200,11 +200,11 @@ class S3Store:
 
     async def in_the_way(self) -> str | None:
         """See `Placed.in_the_way`."""
-        return await place.in_the_way(self._bucket)
+        return await surroundings.in_the_way(self._bucket)
 
     async def enclosing_store(self) -> str | None:
         """See `Placed.enclosing_store`."""
-        return await place.enclosing_store(self._bucket)
+        return await surroundings.enclosing_store(self._bucket)
 
     async def unfinished_since_ns(self) -> list[int]:
         """See `Sweepable.unfinished_since_ns`: uploads, and objects of probes."""

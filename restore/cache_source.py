@@ -20,7 +20,7 @@ from imgfmt.tree import Tree
 from restore.image_source import check_verified
 from restore.load_job import LoadJob
 from restore.sources import DamagedChunk, DirectorySource, Source, tree_files
-from transfer.cache.damage import mark_damage
+from transfer.cache.damage import add_damage, mark_damage
 from transfer.cache.layout import CacheRoot, DomainPaths
 from transfer.cache.locks import Lock, lock
 from transfer.cache.owners import is_sound, read_object
@@ -125,8 +125,7 @@ class CachedSource:
 
     async def _instead(self, error: ImageError) -> Source:
         """The store, after the damage was written down. Raises `error` if there is no store."""
-        if isinstance(error, DamagedChunk):
-            await self._threads.run(self._mark, error.digest)
+        await self._threads.run(self._mark, error)
         try:
             stored = await self._open_stored()
         except ImageError as other:
@@ -134,7 +133,14 @@ class CachedSource:
         self._warn(f"{error}; loaded from the store, `snapcask prefetch` mends the cache")
         return stored
 
-    def _mark(self, digest: Digest) -> None:
-        """Say durably which trees have a bad chunk: nobody mounts them before they are mended."""
+    def _mark(self, error: ImageError) -> None:
+        """Say durably which trees have a bad chunk: nobody mounts them before they are mended.
+
+        Of what is missing or can't be read only this tree is known.
+        """
+        paths = self._warm.paths
         with suppress(ImageError, OSError):
-            mark_damage(self._warm.paths, np.frombuffer(digest.raw, np.uint8).reshape(1, -1))
+            if isinstance(error, DamagedChunk):
+                mark_damage(paths, np.frombuffer(error.digest.raw, np.uint8).reshape(1, -1))
+            else:
+                add_damage(paths, self._warm.digest, np.zeros(0, np.int64))

@@ -35,10 +35,13 @@ class CacheOptions:
     allow_root_disk: bool = False
 
     def open(self, *, create: bool = False) -> CacheRoot:
-        """The cache; with `create` it is made if it is new. Raises NotFound, InvalidInput."""
+        """The cache; with `create` it is made if it is new. Raises NotFound, InvalidInput.
+
+        Where it lies matters only to who may fill it.
+        """
         return CacheRoot(
             self.directory,
-            allow_root_filesystem=self.allow_root_filesystem,
+            allow_root_filesystem=self.allow_root_filesystem or not create,
             disks=[NewDisk(path, self.allow_root_disk) for path in self.disks],
             create=create,
         )

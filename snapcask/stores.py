@@ -19,7 +19,9 @@ StoreName = str | os.PathLike[str]
 async def opened(store: StoreName | None, *, write: bool = False) -> AsyncIterator[Catalog]:
     """The catalog of a store. Raises InvalidInput for None, NotFound, Unsupported."""
     if store is None:
-        raise InvalidInput("no store is given: name one with store=, a directory or file:// URL")
+        raise InvalidInput(
+            "no store is given: name one with --store or SNAPCASK_STORE, in Python with store="
+        )
     backend = open_store(os.fspath(store))
     try:
         yield await open_catalog(backend, write=write)

@@ -73,7 +73,8 @@ async def plan_collection(
 ) -> CollectReport:
     """What `collect` would delete now. Writes nothing, not even a lease; raises as `collect`."""
     now_ns = int(now_s() * _SECOND_NS)
-    begun = [one.begun_ns for one in await live_leases(catalog, now_ns)]
+    live = await live_leases(catalog, now_ns)
+    begun = [one.begun_ns for one in live if one.lease.purpose != PURPOSE]
     garbage = await unneeded(
         catalog, await mark(catalog, now_ns, _history_s(catalog, history_s)), min([now_ns, *begun])
     )
@@ -105,7 +106,7 @@ async def _run(collector: Collector, progress: Progress) -> None:
     shown = None
     async for step in collector.steps():
         if step is not shown:
-            progress.phase(step.value, 0)
+            progress.phase(collector.describe(step), 0)
         shown = step
         if step is Step.WAITING:
             await asyncio.sleep(min(_LOOK_EVERY_S, collector.wait_s / 20))
@@ -141,6 +142,14 @@ class Collector:
         packs = sum(key.startswith(layout.PACKS) for key in self.deleted)
         n_objects = len(self.deleted) - packs
         return _report(self._garbage, packs, n_objects, self._freed_bytes, seconds)
+
+    def describe(self, step: Step) -> str:
+        """The step for people."""
+        if step is not Step.WAITING:
+            return step.value
+        until = time.strftime("%H:%M", time.localtime(time.time() + self.wait_s))
+        n_packs = len(self._garbage.packs)
+        return f"waiting until {until} or longer for pushes that may need any of {n_packs} packs"
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Collect; each step when it is done, WAITING as often as one asks. Raises as `collect`."""

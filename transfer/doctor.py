@@ -88,6 +88,7 @@ async def diagnose(store: Store, directory: str) -> Diagnosis:
 class _Doctor:
     def __init__(self, store: Store, directory: str) -> None:
         self._store = store
+        self._is_no_store = False
         self._directory = directory
         self._key = f"{layout.TMP}doctor-{secrets.token_hex(8)}"
         self.findings: list[Finding] = []
@@ -100,10 +101,10 @@ class _Doctor:
                 await threads.run(self._measure_machine)
             async with self._check("local disk"):
                 await threads.run(self._measure_disk)
-        if not await self._try("store", self._look_at_record):
-            return
-        if self.findings[-1].health is not Health.GOOD and not isinstance(self._store, Probed):
-            return  # a directory that is no store is left as it is
+        if not await self._try("store", self._look_at_record) and not (
+            self._is_no_store and isinstance(self._store, Probed)
+        ):
+            return  # a directory that is no store is left as it is; a bucket may become one
         if await self._try("conditional writes", self._try_conditions):
             await self._try("clock", self._compare_clocks)
             await self._try("range reads", self._try_ranges)
@@ -115,6 +116,8 @@ class _Doctor:
     def limit(self) -> str | None:
         """The slowest of what a pull needs."""
         needed = ("store, many streams", "hash, all cores", "disk write")
+        if needed[0] not in self.rates:
+            return None
         known = {name: self.rates[name] for name in needed if name in self.rates}
         return min(known, key=known.__getitem__) if known else None
 
@@ -140,7 +143,8 @@ class _Doctor:
         except NotFound as error:
             if await self._store.facts(layout.STORE_KEY) is not None:
                 raise
-            self._say(check, str(error), Health.DOUBTFUL)
+            self._say(check, str(error), Health.BAD)
+            self._is_no_store = True
             return
         self._say(check, f"{self._store.url} is readable, profile {record.profile}")
 

@@ -187,7 +187,8 @@ async def rescue_epoch(catalog: Catalog, epoch: bytes, who: str) -> None:
             return
         await asyncio.sleep(_EPOCH_WAIT_S)
     raise StoreUnavailable(
-        f"{catalog.named(f'collection {epoch.hex()}')} deletes and does not end; try again later"
+        f"{catalog.named(f'collection {epoch.hex()}')} deletes and does not end; if that"
+        " `snapcask gc` was killed, run it again, then push again"
     )
 
 

@@ -69,6 +69,6 @@ class Verbs(click.Group):
 def verbs() -> None:
     """Content-addressed images of process snapshots.
 
-    STORE is a directory or a file:// URL, given by --store or SNAPCASK_STORE. REF names an image:
-    NAME:TAG, NAME@blake3:<hex>, or blake3: and at least 8 digits.
+    STORE is a directory, a file:// URL or s3://bucket/prefix, given by --store or SNAPCASK_STORE.
+    REF names an image: NAME:TAG, NAME@blake3:<hex>, or blake3: and at least 8 digits.
     """

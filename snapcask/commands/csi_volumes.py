@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from imgfmt.errors import InvalidInput
 from snapcask.commands.options import age, json_option, quiet_option, store_option
 
 if TYPE_CHECKING:
     from csi.unused import Listed, VolumeReference
+
+_CLOCK_NS = 60 * 1_000_000_000
+"""How far clocks may differ."""
 
 
 @click.command("volumes")
@@ -87,6 +91,10 @@ def _read(path: str, *, snapshots: bool) -> Listed:
         else:
             with open(path, "rb") as file:
                 raw, time_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            if time_ns > time.time_ns() + _CLOCK_NS:
+                raise InvalidInput(
+                    f"{what} is of the future by its modification time; list the objects again"
+                )
     except OSError as error:
         raise translate(error, what) from error
     return read_objects(raw, what, time_ns, snapshots=snapshots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -32,7 +33,8 @@ def command(store: str, history_s: int | None, dry_run: bool, as_json: bool, qui
     """
     from snapcask import api, render
 
-    with display.progress(quiet=quiet) as progress:
+    with display.progress(quiet=quiet) as bar:
+        progress = bar if bar is not None or quiet else _Waiting()
         report = api.gc(store=store, history_s=history_s, dry_run=dry_run, progress=progress)
     if as_json:
         document = {
@@ -47,6 +49,18 @@ def command(store: str, history_s: int | None, dry_run: bool, as_json: bool, qui
         render.print_json(document)
     elif not quiet:
         print(_summary(report, dry_run))
+
+
+class _Waiting:
+    """A line on standard error where nobody sees a bar: this can take an hour."""
+
+    def phase(self, name: str, total_bytes: int) -> None:
+        """See `Progress.phase`."""
+        if name.startswith("waiting"):
+            print(f"snapcask: {name}", file=sys.stderr, flush=True)
+
+    def advance(self, n_bytes: int) -> None:
+        """Nothing is counted."""
 
 
 def _summary(report: CollectReport, dry_run: bool) -> str:

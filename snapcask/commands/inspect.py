@@ -23,7 +23,7 @@ _PATH_STARTS = ("/", "./", "../", "~")
 @click.argument("what", metavar="REF|DIR")
 @click.option(
     "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True,
-    help="Directory or file:// URL of the store; not needed for DIR.",
+    help="Directory, file:// or s3:// URL of the store; not needed for DIR.",
 )  # fmt: skip
 @click.option("--entries", is_flag=True, help="List all entries, not only the largest files.")
 @json_option

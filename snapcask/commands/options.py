@@ -74,7 +74,7 @@ def optional_store_option(function: F) -> F:
     """`--store` where a digest will do."""
     return click.option(
         "--store", metavar="STORE", envvar="SNAPCASK_STORE", show_envvar=True,
-        help="Directory or file:// URL of the store, where REF is a name.",
+        help="Directory, file:// or s3:// URL of the store, where REF is a name.",
     )(function)  # fmt: skip
 
 

@@ -250,6 +250,12 @@ def test_the_command_lists_and_removes(store: FixtureStore, call: Any, tmp_path:
     told: Outcome = call(*line, "--json")
     assert [one["use"] for one in told.document["volumes"]] == ["used", "unused"]
     assert told.document["volumes"][1]["image"] == "models/a"
+    os.utime(path, (time.time() + 3 * 86_400,) * 2)
+    told = call(*line, "--prune")
+    assert told.code == 2
+    assert "is of the future by its modification time; list the objects again" in told.err
+    assert len(held(store)) == 2
+    os.utime(path)
     told = call(*line, "--prune")
     assert (told.code, told.err) == (0, "")
     assert "removed" in told.out

@@ -167,6 +167,10 @@ def test_a_file_that_is_gone_comes_from_the_store(node: Node) -> None:
     loaded = load_cached(node, FakeDriver(), warnings, with_store=True)
     assert held(loaded) == node.content
     assert len(warnings) == 1
+    assert not is_sound(node.paths, node.tree, node.cache.session)
+    assert asyncio.run(_warm(node.store, node.cache))[1] == node.tree  # as the warning advises
+    assert is_sound(node.paths, node.tree, node.cache.session)
+    assert (node.files / "model-1.safetensors").exists()
 
 
 def test_without_a_store_damage_is_the_error(node: Node) -> None:

@@ -35,7 +35,9 @@ def test_gc_frees_what_rm_has_left(call: Call, quick_store: Path, snapshot: Path
     assert planned.code == 0
     assert planned.out.startswith("would delete 1 packs and 3 other objects")
     assert files(quick_store) == before
-    done = call("gc", "--history", "0s", "--json").document
+    outcome = call("gc", "--history", "0s", "--json")
+    assert "waiting until" in outcome.err
+    done = outcome.document
     assert done["packs"] == 1
     assert done["objects"] == 3
     assert done["needed_bytes"] == 0

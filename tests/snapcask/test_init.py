@@ -38,3 +38,15 @@ def test_a_store_in_a_store_is_refused(
     assert failed.code == 2
     assert f"lies in the store {outer}; name a place outside of it" in failed.err
     assert not (outer / inner).exists()
+
+
+@pytest.mark.parametrize("name", ["", "refs", "packs"])
+def test_a_file_in_the_place_of_a_folder_is_refused(call: Call, tmp_path: Path, name: str) -> None:
+    place = tmp_path / "place"
+    if name:
+        place.mkdir()
+    (place / name).write_text("mine")
+    failed = call("init", place, "--allow-non-empty")
+    assert failed.code == 2
+    assert f"{place / name} is no directory, and a store needs one there" in failed.err
+    assert not (place / "store.msgpack").exists()

@@ -215,7 +215,7 @@ def test_a_collection_that_is_cancelled_while_it_waits_leaves_nothing(store: Pos
 
         class Noting(Silent):
             def phase(self, name: str, total_bytes: int) -> None:
-                if name == Step.WAITING:
+                if name.startswith("waiting until"):
                     waiting.set()
 
         task = asyncio.create_task(collect.collect(catalog, progress=Noting()))

@@ -45,7 +45,8 @@ def test_a_sound_store_is_healthy_and_nothing_stays_behind(tmp_path: Path) -> No
 
 def test_a_directory_that_is_no_store_is_left_as_it_is(tmp_path: Path) -> None:
     found = diagnosed(PosixStore(str(tmp_path / "none")), tmp_path)
-    assert health_of(found, "store") is Health.DOUBTFUL
+    assert health_of(found, "store") is Health.BAD
+    assert (found.healthy, found.limited_by) == (False, None)
     assert not (tmp_path / "none").exists()
 
 

@@ -281,7 +281,7 @@ def test_an_epoch_that_is_never_carried_out_is_given_up(
     async def work() -> None:
         await doom(catalog, Doomed(EPOCH, frozenset(), frozenset({TREE})))
         await decide(catalog, Decision.DELETE)
-        with pytest.raises(StoreUnavailable, match=f"collection {EPOCH.hex()} .*try again later"):
+        with pytest.raises(StoreUnavailable, match=f"collection {EPOCH.hex()} .*run it again"):
             await rescue_epoch(catalog, EPOCH, "me")
 
     run(work())

@@ -102,6 +102,15 @@ async def collect(
     return collector.report(time.monotonic() - begun_s)
 
 
+async def end_left_epochs(catalog: Catalog, now_s: Callable[[], float] = boot_s) -> None:
+    """End what collectors that were killed had decided. Raises Conflict where one is at work."""
+    collector = Collector(catalog, now_s=now_s)
+    try:
+        await beside(collector.end_left(), collector.lease.keep())
+    finally:
+        await finished(collector.give_up())
+
+
 async def _run(collector: Collector, progress: Progress) -> None:
     shown = None
     async for step in collector.steps():
@@ -162,6 +171,13 @@ class Collector:
             if not self.lease.is_fresh:
                 await self.lease.renew()
         await self.lease.drop()
+
+    async def end_left(self) -> None:
+        """Only the first step of the protocol. Raises as `collect`."""
+        await self.lease.take()
+        await self._refuse_company()
+        async for _ in self._end_what_was_left():
+            self._check_lease()
 
     async def give_up(self) -> None:
         """Take back what was not decided. Does nothing after the end. Leaves the rest if it must.

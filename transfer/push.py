@@ -14,13 +14,14 @@ from functools import partial
 
 from imgfmt import layout, placement
 from imgfmt.digest import Digest, Octets, digest_of
-from imgfmt.errors import Conflict, ImageError
+from imgfmt.errors import Conflict, ImageError, StoreUnavailable
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.lease import ObjectKind
 from imgfmt.reference import TargetKind
 from transfer.adoption import adopt_packs
 from transfer.buffers import BufferPool, page_aligned
 from transfer.catalog import Catalog
+from transfer.collect import end_left_epochs
 from transfer.config import TransferConfig
 from transfer.contents import ContentRecorder, Place
 from transfer.drafts import Draft, draft_of_listing, draft_of_member
@@ -103,7 +104,7 @@ async def push(
     ttl_s = min(config.lease_ttl_s, catalog.record.lease_ttl_s)
     lease = WriterLease(catalog, "push", whoami(), ttl_s, now_s)
     threads = Threads("push", config.n_threads)
-    work = _Push(catalog, request, lease, threads, config, progress or Silent())
+    work = _Push(catalog, request, lease, threads, config, progress or Silent(), now_s)
     try:
         await lease.take()
         async with asyncio.TaskGroup() as group:
@@ -123,8 +124,9 @@ async def push(
 class _Push:
     def __init__(
         self, catalog: Catalog, request: PushRequest, lease: WriterLease, threads: Threads,
-        config: TransferConfig, progress: Progress,
+        config: TransferConfig, progress: Progress, now_s: Clock,
     ) -> None:  # fmt: skip
+        self._now_s = now_s
         self._catalog = catalog
         self._store = catalog.store
         self._request = request
@@ -263,7 +265,7 @@ class _Push:
             moved = await self._move_out(what, what.known.doom(doomed.packs))
             epochs = doomed.epochs(what.objects()) - self._settled
             for epoch in epochs:
-                await rescue_epoch(self._catalog, epoch, whoami())
+                await self._rescue(epoch)
             self._settled |= epochs
             lasting = self._lease.is_fresh and self._lease.term == term
             if written and not moved and not epochs and lasting:
@@ -279,6 +281,16 @@ class _Push:
         raise Conflict(
             f"collectors of store {self._store.url} leave no time to publish; push again"
         )
+
+    async def _rescue(self, epoch: bytes) -> None:
+        """See `rescue_epoch`; where the collector was killed, do what it had decided."""
+        try:
+            await rescue_epoch(self._catalog, epoch, whoami())
+        except StoreUnavailable as error:
+            try:
+                await end_left_epochs(self._catalog, self._now_s)
+            except Conflict:
+                raise error from None
 
     async def _move_out(self, what: _Publication, packs: frozenset[int]) -> bool:
         """Store the chunks that lie in these packs once more; True if there were any."""

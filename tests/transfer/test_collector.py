@@ -537,6 +537,25 @@ def test_a_collector_that_decided_and_does_not_go_on_makes_a_push_give_up(
     run(work())
 
 
+def test_a_push_ends_what_a_collector_that_was_killed_had_decided(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_EPOCH_WAITS", 3)
+
+    async def work() -> None:
+        steps = world.collect()
+        while (step := await anext(steps)) != "decided":
+            world.clock.advance(TTL_S / 4 if step == "waiting" else 0)
+        await steps.aclose()
+        world.clock.advance(TTL_S + 1)
+        report = await world.push("again")
+        assert isinstance(report, PushReport)
+        assert await world.store.list_objects(layout.DOOMED) == []
+        await world.check(report)
+
+    run(work())
+
+
 def test_a_push_that_uses_what_is_doomed_cancels_the_collection(world: World) -> None:
     async def work() -> None:
         steps = world.collect()

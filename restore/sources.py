@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from imgfmt.digest import Digest, raw_digest
-from imgfmt.errors import CorruptData
+from imgfmt.errors import CorruptData, InvalidInput
 from imgfmt.tree import EntryType, Tree
 from restore.direct_storage import DirectStorage
 from restore.engine import Engine
@@ -193,7 +193,12 @@ class DirectorySource:
             return bytes(found)
 
     async def load(self, job: LoadJob) -> None:
-        """See `Source.load`."""
+        """See `Source.load`. Raises InvalidInput where there is nothing to verify by."""
+        if self._tree is None and job.config.verify in (Verify.CPU, Verify.DEVICE):
+            raise InvalidInput(
+                "a directory alone has nothing to verify its files by; name the image that it is"
+                " to be like, or use auto"
+            )
         paths = list(dict.fromkeys(spec.file for spec in job.specs))
         sizes = [self.files[path] for path in paths]
         wants = job.wants({path: number for number, path in enumerate(paths)})

@@ -77,7 +77,7 @@ def test_a_directory_that_differs_from_its_image_is_not_loaded(
         ({"device": "gpu"}, InvalidInput),
         ({"device": "cuda:x"}, InvalidInput),
         ({"device": "cpu", "verify": "never"}, InvalidInput),
-        ({"device": "cpu", "verify": "device"}, None),
+        ({"device": "cpu", "verify": "device"}, InvalidInput),
         ({"device": "cpu", "n_threads": 0}, InvalidInput),
         ({"device": "cpu", "max_pinned_bytes": 1000}, InvalidInput),
         ({"device": "cpu", "member": "x"}, InvalidInput),

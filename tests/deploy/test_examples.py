@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -20,6 +21,7 @@ from csi.proto import csi_pb2 as pb
 from csi.requests import create_request, publish_request, read_credentials
 from csi.stores import Stores
 from imgfmt.reference import parse_reference
+from snapcask.commands import verbs
 from tests.deploy.chart import EXAMPLES, ROOT, Object, Rendered, complaints
 from tests.transfer.fixture_store import run
 from transfer.catalog import open_catalog
@@ -286,3 +288,19 @@ def test_the_values_that_the_readme_asks_for_are_set(charts: Mapping[str, Render
     assert {"provisioner", "snapshotter"} <= set(names)
     assert made.config().kubernetes.remove_taint
     assert Path(made.config().cache.path) != Path("/var/lib/snapcask")
+
+
+def test_the_job_that_collects_garbage_is_a_command_that_there_is() -> None:
+    """Its arguments are parsed as the command does, and its keys and store are the example's."""
+    spec = _named("CronJob", "collect-garbage")["spec"]
+    (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    group, *arguments = container["args"]
+    command = verbs.get_command(click.Context(verbs), group)
+    assert command is not None
+    parsed = command.make_context(group, list(arguments)).params
+    values = yaml.safe_load((EXAMPLES / "values-policy.yaml").read_text())
+    assert parsed["store"] == values["stores"]["main"]["url"]
+    (source,) = container["envFrom"]
+    secret = _named("Secret", source["secretRef"]["name"], "snapcask")
+    assert set(secret["stringData"]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert spec["concurrencyPolicy"] == "Forbid"

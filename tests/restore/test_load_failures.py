@@ -36,6 +36,8 @@ from transfer.catalog import MemberContent
 from transfer.store.posix import PosixStore
 from transfer.threads import Threads
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Made:

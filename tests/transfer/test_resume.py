@@ -278,6 +278,7 @@ def killed_in_move(store: FixtureStore, image: Digest, target: Path) -> None:
     assert forked(work) != 0
 
 
+@pytest.mark.slow
 def test_what_is_killed_while_it_takes_back_what_was_moved_up_loses_nothing(
     store: FixtureStore, tmp_path: Path
 ) -> None:

@@ -19,10 +19,11 @@ from blake3 import blake3
 
 from imgfmt.chunking import MIN_CHUNK_BYTES, PageMarks, Profile
 from imgfmt.digest import Octets
-from imgfmt.layout import PACKS
+from imgfmt.layout import PACKS, REFS
+from imgfmt.reference import ReferenceRecord
 from transfer.ingest import Chunk, Segment
 from transfer.scan import SourceFile
-from transfer.store.base import PackSink
+from transfer.store.base import PackSink, StoredReference
 from transfer.store.posix import PosixStore
 
 REGION_PAGES = 1024
@@ -121,6 +122,11 @@ class MeteredStore(PosixStore):
         """See `Store.create`."""
         self.count(key, pieces)
         return await super().create(key, pieces)
+
+    async def change_reference(self, record: ReferenceRecord, seen: StoredReference | None) -> None:
+        """See `Store.change_reference`."""
+        self.count(REFS, [record.encode()])
+        await super().change_reference(record, seen)
 
     async def open_pack(self, key: str) -> PackSink:
         """See `Store.open_pack`."""

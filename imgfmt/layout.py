@@ -20,6 +20,9 @@ LEASES = "leases/"
 DOOMED = "doomed/"
 TMP = "tmp/"
 
+FOLDERS = (PACKS, TREES, PLACEMENTS, IMAGES, REFS, INDEX, LEASES, DOOMED, TMP)
+"""All folders of a store."""
+
 NAME_BYTES = 16
 """Length of the random names of packs, index segments, leases and epochs."""
 

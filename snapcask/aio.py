@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from imgfmt import layout
 from imgfmt.errors import InvalidInput
 from imgfmt.reference import parse_reference
 from imgfmt.store_record import NewChunks, StoreRecord
@@ -27,7 +26,6 @@ from snapcask.requests import MemberSource, PathName, push_request
 from snapcask.stores import StoreName, opened, transfer_config
 from transfer.catalog import init_store as init_catalog
 from transfer.collect import CollectReport, collect, plan_collection
-from transfer.oserrors import printable
 from transfer.progress import Progress, Silent
 from transfer.pull import PullReport
 from transfer.pull import pull as pull_image
@@ -37,6 +35,7 @@ from transfer.push import PushReport
 from transfer.push import push as push_image
 from transfer.reader import open_reader
 from transfer.store.posix import PosixStore
+from transfer.store.surroundings import check_folders
 from transfer.store.url import open_store
 from transfer.verify import VerifyReport, verify_all
 from transfer.verify import verify as verify_images
@@ -99,7 +98,7 @@ async def init_store(
     store = open_store(os.fspath(url))
     try:
         if isinstance(store, PosixStore):
-            _check_folders(store.root)
+            check_folders(store.root)
         if codec is not None:
             chosen["codec"] = _codec(codec)
         elif isinstance(store, PosixStore):
@@ -317,15 +316,6 @@ def _machine(facts: Mapping[str, str] | None) -> MachineFacts:
     from restore.host_facts import MachineFacts
 
     return MachineFacts(facts)
-
-
-def _check_folders(root: str) -> None:
-    """Raise InvalidInput where a file is in the place of the store or of one of its folders."""
-    folders = (layout.PACKS, layout.TREES, layout.PLACEMENTS, layout.IMAGES, layout.REFS,
-               layout.INDEX, layout.LEASES, layout.DOOMED, layout.TMP)  # fmt: skip
-    for path in (root, *(os.path.join(root, folder.rstrip("/")) for folder in folders)):
-        if os.path.lexists(path) and not os.path.isdir(path):
-            raise InvalidInput(f"{printable(path)} is no directory, and a store needs one there")
 
 
 def _codec(name: str) -> NewChunks:

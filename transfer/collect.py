@@ -143,6 +143,7 @@ class Collector:
         self._n_deletes = n_deletes
         self._undecided: list[Doomed] = []
         self._garbage = Garbage({}, {}, 0, 0)
+        self._sizes: dict[str, int] = {}
         self._freed_bytes = 0
         self.deleted: list[str] = []
 
@@ -162,8 +163,7 @@ class Collector:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Collect; each step when it is done, WAITING as often as one asks. Raises as `collect`."""
-        await self.lease.take()
-        await self._refuse_company()
+        await self._begin()
         await remove_leftovers(self._catalog, self.lease)
         async for step in self._steps():
             yield step
@@ -174,8 +174,7 @@ class Collector:
 
     async def end_left(self) -> None:
         """Only the first step of the protocol. Raises as `collect`."""
-        await self.lease.take()
-        await self._refuse_company()
+        await self._begin()
         async for _ in self._end_what_was_left():
             self._check_lease()
 
@@ -188,7 +187,9 @@ class Collector:
             await self._cancel_undecided()
         await self.lease.drop()
 
-    async def _refuse_company(self) -> None:
+    async def _begin(self) -> None:
+        """Take the lease. Raises Conflict where another collector has one."""
+        await self.lease.take()
         now_ns = await self._now_ns()
         for other in await live_leases(self._catalog, now_ns, own=self.lease.key):
             if other.lease.purpose == PURPOSE:
@@ -227,7 +228,7 @@ class Collector:
             needed = await self._mark(begun_ns)
             yield Step.MARKED
             self._garbage = await unneeded(self._catalog, needed, min([begun_ns, *live.values()]))
-            self._undecided = self._garbage.epochs()
+            self._sizes, self._undecided = self._garbage.sizes(), self._garbage.epochs()
             for doomed in self._undecided:
                 await self._store.put(layout.doomed_key(doomed.epoch), doomed.encode())
             if not self._undecided:
@@ -294,10 +295,9 @@ class Collector:
 
     async def _delete(self, doomed: Doomed, spared: Needed) -> AsyncGenerator[Step, None]:
         """Delete what was decided on and is not `spared`, objects before the packs they name."""
-        sizes = self._garbage.sizes()
 
         async def delete(key: str) -> None:
-            size_bytes = sizes.get(key)
+            size_bytes = self._sizes.get(key)
             if size_bytes is None:  # of an epoch that another collector left
                 facts = await self._store.facts(key)
                 size_bytes = 0 if facts is None else facts.size_bytes

@@ -519,15 +519,21 @@ def test_a_collector_that_stops_after_any_step_is_followed_by_another(
     assert any(step.startswith("deleted packs") for step in steps)
 
 
+async def decided(world: World) -> AsyncGenerator[str, None]:
+    """A collector that has just decided to delete."""
+    steps = world.collect()
+    while (step := await anext(steps)) != "decided":
+        world.clock.advance(TTL_S / 4 if step == "waiting" else 0)
+    return steps
+
+
 def test_a_collector_that_decided_and_does_not_go_on_makes_a_push_give_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "_EPOCH_WAITS", 3)
 
     async def work() -> None:
-        steps = world.collect()
-        while (step := await anext(steps)) != "decided":
-            world.clock.advance(TTL_S / 4 if step == "waiting" else 0)
+        await decided(world)
         with pytest.raises(
             StoreUnavailable, match=r"deletes and does not end; .*run it again, then push again"
         ):
@@ -543,10 +549,7 @@ def test_a_push_ends_what_a_collector_that_was_killed_had_decided(
     monkeypatch.setattr(leases, "_EPOCH_WAITS", 3)
 
     async def work() -> None:
-        steps = world.collect()
-        while (step := await anext(steps)) != "decided":
-            world.clock.advance(TTL_S / 4 if step == "waiting" else 0)
-        await steps.aclose()
+        await (await decided(world)).aclose()
         world.clock.advance(TTL_S + 1)
         report = await world.push("again")
         assert isinstance(report, PushReport)

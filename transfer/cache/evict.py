@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from imgfmt.digest import Digest
@@ -20,7 +20,7 @@ from transfer.cache.trash import discard_at, domain_roots, empty_trash
 from transfer.cache.unfinished import drop_partial, partial_bytes, unfinished
 from transfer.cache.usage import MOUNT_PIN, exclusive_bytes, held_bytes, pins_of, used_ns
 from transfer.filesystems import sync_filesystem
-from transfer.mounts import mounts
+from transfer.mounts import Mounted, mounts
 from transfer.oserrors import printable
 
 _FREEING_S = 1.0
@@ -106,10 +106,10 @@ def make_room(
 def _removable(cache: CacheRoot, keep: frozenset[Digest]) -> ByDisk:
     """Bytes on each disk that go if everything goes that may, at the most."""
     found: Counter[bytes] = Counter()
-    shares = shares_blocks(cache)
+    shares, mounted = shares_blocks(cache), mounts()
     for paths, _ in cache.domains():
         trees = paths.listed("marks")
-        staying = [tree for tree in trees if tree in keep or is_needed(paths, tree)]
+        staying = [tree for tree in trees if tree in keep or _is_held(paths, tree, mounted)]
         found.update(held_bytes(paths, trees, shares=shares))
         found.subtract(held_bytes(paths, staying, shares=shares))
     for paths, tree, _ in unfinished(cache):
@@ -222,9 +222,13 @@ def _next(
 
 def is_needed(paths: DomainPaths, tree: Digest) -> bool:
     """Whether a tree is pinned, or mounted in this mount namespace."""
-    mounted = [(found.volume, found.tree) for found in mounts()]
-    return any(hex_name == tree.hex for _, hex_name in mounted) or bool(
-        pins_of(paths, tree, mounted)
+    return _is_held(paths, tree, mounts())
+
+
+def _is_held(paths: DomainPaths, tree: Digest, mounted: Sequence[Mounted]) -> bool:
+    """`is_needed`, by what is mounted in this mount namespace."""
+    return any(found.tree == tree.hex for found in mounted) or bool(
+        pins_of(paths, tree, [(found.volume, found.tree) for found in mounted])
     )
 
 
@@ -265,14 +269,15 @@ def remove_image(
 
     Raises Conflict where one is pinned or mounted: without the image nobody could unpin it.
     """
-    mounted = [(found.volume, found.tree) for found in mounts()]
+    mounted = mounts()
+    names = [(found.volume, found.tree) for found in mounted]
     for tree in sorted(trees):
-        at = [found.directory for found in mounts() if found.tree == tree.hex]
+        at = [found.directory for found in mounted if found.tree == tree.hex]
         if at:
             raise Conflict(
                 f"image {image.short} is mounted at {printable(at[0])}; unmount it first"
             )
-        for name in pins_of(paths, tree, mounted):
+        for name in pins_of(paths, tree, names):
             if name.startswith(MOUNT_PIN):
                 raise Conflict(
                     f"image {image.short} is mounted elsewhere, by pin {name}; unmount it there, or"

@@ -125,7 +125,7 @@ async def mend(
     lacks it and shared with the others; without a `catalog` nothing is fetched.
     """
     found, good = Mended([], {}), _Good()
-    for source in (None, catalog):
+    for source in (None, catalog) if len(trees) > 1 else (catalog,):
         for digest in [tree for tree in trees if tree not in found.sound]:
             try:
                 if await _mend_tree(paths, digest, source, good, threads, config):

@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 
 from imgfmt import layout
+from imgfmt.errors import InvalidInput
 from transfer.oserrors import printable
+
+
+def check_folders(root: str) -> None:
+    """Raise InvalidInput where a file is in the place of the store or of one of its folders."""
+    for path in (root, *(os.path.join(root, folder.rstrip("/")) for folder in layout.FOLDERS)):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise InvalidInput(f"{printable(path)} is no directory, and a store needs one there")
 
 
 def in_the_way(root: str) -> str | None:

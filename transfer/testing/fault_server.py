@@ -12,13 +12,13 @@ import gzip
 import socket
 import ssl
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
 
 from transfer.testing.faults import Fault, FaultKind, Manners, Seen
 from transfer.testing.little_s3 import Answer, LittleS3, Request, refusal
+from transfer.testing.served import Served
 
 _PIECE_BYTES = 256 * 1024
 _DRIP_S = 0.01
@@ -29,7 +29,7 @@ class _Close(Exception):
     """The connection is to be closed."""
 
 
-class FaultServer:
+class FaultServer(Served):
     """Context manager. `objects` and `script` may be changed while it runs."""
 
     def __init__(
@@ -40,6 +40,7 @@ class FaultServer:
         manners: Manners | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        super().__init__("fault-server", tls)
         self.objects = objects or LittleS3()
         self.script = list(script)
         self.manners = manners or Manners()
@@ -48,49 +49,8 @@ class FaultServer:
         self.n_open = 0
         self.in_flight = 0
         self.most_in_flight = 0
-        self._tls = tls
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fault-server", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        scheme, host = ("https", "localhost") if self._tls else ("http", "127.0.0.1")
-        return f"{scheme}://{host}:{self.port}"
-
-    def __enter__(self) -> FaultServer:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._loop is not None
-        assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         number, self.n_connections = self.n_connections, self.n_connections + 1
         self.n_open += 1
         try:
@@ -100,7 +60,6 @@ class FaultServer:
         except (_Close, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
             self.n_open -= 1
             writer.transport.abort()
 

@@ -11,13 +11,7 @@ from transfer.store.s3.exceptions import failure_of
 from transfer.store.s3.session import Wire
 from transfer.store.unfinished import is_temporary
 
-_FOLDERS = frozenset(
-    prefix.rstrip("/")
-    for prefix in (
-        layout.PACKS, layout.TREES, layout.PLACEMENTS, layout.IMAGES, layout.REFS, layout.INDEX,
-        layout.LEASES, layout.DOOMED, layout.TMP, "signatures/",
-    )
-)  # fmt: skip
+_FOLDERS = frozenset(prefix.rstrip("/") for prefix in (*layout.FOLDERS, "signatures/"))
 
 
 async def in_the_way(bucket: Bucket) -> str | None:

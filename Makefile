@@ -9,7 +9,7 @@ EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
 BENCH ?=#               benchmarks/bench_$(BENCH).py is what `make bench` runs; without it, the suite
 BENCH_ARGS ?=#          its arguments, e.g. BENCH=dedup BENCH_ARGS='--synthetic-gib 8'
-QUICK ?=#               anything: the suite's quick mode, under two minutes
+QUICK ?=#               anything: the suite's quick mode, some minutes
 FIGURES ?=#             a folder: `make bench-report` writes the charts there too, as SVG files
 APT_PACKAGES ?= zstd xfsprogs btrfs-progs runc# what the tests need from the system
 
@@ -94,7 +94,7 @@ test: venv system ## Run the tests (PYTEST_ARGS='-k wire -x')
 	@$(PYTHON) -m pytest -q $(PYTEST_ARGS)
 
 .PHONY: quick
-quick: venv system ## Run the tests that take no servers and no mounts, in under 3 minutes
+quick: venv system ## Run the tests that take no servers and no mounts
 	@$(PYTHON) -m pytest -q -m 'not (slow or root or s3 or thorough)' $(PYTEST_ARGS)
 
 .PHONY: lint
@@ -116,7 +116,7 @@ proto: venv ## Generate the messages of the CSI driver from csi/proto/csi.proto
 	@$(PYTHON) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. csi/proto/csi.proto
 
 .PHONY: bench
-bench: venv ## Run the benchmarks (QUICK=1: two minutes; BENCH=chunking: one of them)
+bench: venv ## Run the benchmarks (QUICK=1: in small; BENCH=chunking: one of them)
 	@if [ -z "$(BENCH)" ]; then
 	    exec $(PYTHON) benchmarks/suite.py $(if $(QUICK),--quick)
 	fi

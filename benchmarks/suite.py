@@ -1,4 +1,4 @@
-"""Named, frozen cases: all benchmarks in one run, quick (under two minutes) or full.
+"""Named, frozen cases: all benchmarks in one run, quick (in small) or full.
 
 Quick is meant for two quiet cores; a busy machine takes longer.
 
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the suite, or the cases that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="names; default: all")
-    parser.add_argument("--quick", action="store_true", help="small sizes, under two minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--list", action="store_true", help="show the cases and run none")
     parser.add_argument("--out", type=Path, default=OUTPUT_FOLDER, help="folder for the JSON")
     options = parser.parse_args(arguments)

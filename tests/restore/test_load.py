@@ -55,6 +55,8 @@ from transfer.store.posix import PosixStore
 from transfer.testing.interpose import InterposedStore
 from transfer.threads import Threads
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content, Path]:

@@ -33,6 +33,8 @@ from transfer.leases import WriterLease
 from transfer.progress import Silent
 from transfer.store.posix import PosixStore
 
+pytestmark = pytest.mark.slow
+
 TTL_S = 1
 """A real collection takes so long."""
 

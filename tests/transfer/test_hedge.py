@@ -13,6 +13,8 @@ from imgfmt.errors import CorruptData, StoreUnavailable
 from transfer.buffers import BufferPool, Lease
 from transfer.hedge import HedgeableStore, HedgeConfig, HedgePolicy, Hedger
 
+pytestmark = pytest.mark.slow
+
 SLOT_BYTES = 4096
 EAGER = HedgeConfig(last_floor_s=0.001, last_factor=0.0, most_percent=100.0)
 

@@ -40,6 +40,8 @@ from transfer.pull_plan import plan_pull
 from transfer.scan import scan_directory
 from transfer.store.posix import PosixStore
 
+pytestmark = pytest.mark.slow
+
 NODES: Nodes = {
     b"a.img": Node(noise(6 * MIB, 1) + bytes(MIB) + noise(6 * MIB, 2)),
     b"dir/small": Node(b"small", mode=0o444),

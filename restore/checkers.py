@@ -26,6 +26,16 @@ class Checkers:
         """Whether nothing is compared."""
         return self._verify is Verify.OFF
 
+    @property
+    def by_cpu(self) -> bool:
+        """Whether the CPU compares all from now on."""
+        return self._verify is Verify.CPU
+
+    def settled(self, device: int) -> bool:
+        """Whether it is known who compares what goes to this device."""
+        self.hasher(device)
+        return self._verify is not Verify.AUTO or device in self._hashers
+
     def require(self, devices: Sequence[int]) -> None:
         """Where devices must check, have them able to. Raises Unsupported if one is not."""
         if self._verify is not Verify.DEVICE:

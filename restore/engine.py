@@ -1,7 +1,9 @@
 """Runs a load plan: threads fill slots from files, verify them, and have devices copy them.
 
-Each thread has slots and streams of its own, so that none waits for another. A byte is settled once
-its copy has arrived and its piece had the right digest, seen by the CPU before the copy or by the
+Where the CPU has nothing to verify, the C library reads, and where it has much, processes read and
+verify; one thread then sends what they filled. Else each of some threads does all, with slots and
+streams of its own, so that none waits for another. A byte is settled once its
+copy has arrived and its piece had the right digest, seen by the CPU before the copy or by the
 device after it. Nothing is settled otherwise.
 """
 
@@ -14,14 +16,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from imgfmt.errors import InvalidInput
 from restore.checkers import Checkers
 from restore.direct_storage import DirectStorage
 from restore.driver import Driver, Hasher
 from restore.files import Files
-from restore.fillers import Damaged, Filler, ThreadFillers
+from restore.fillers import Damaged, Filler
 from restore.lanes import Lane, StageTimes, Target, Workshop
+from restore.libc_fillers import LibcFillers
+from restore.libc_reads import N_THREADS, can_read
 from restore.load_config import LoadConfig, Verify, Workers
 from restore.load_plan import LoadPlan, Read
 from restore.pinned import Arena
@@ -31,6 +36,9 @@ from restore.slots import Slot
 
 N_LANES = 4
 """Streams of each device where one thread sends all."""
+
+Fillers = LibcFillers | ProcessFillers
+"""Who fills slots for a thread that sends them."""
 
 _POLL_S = 0.00002
 _PR_SET_TIMERSLACK = 29
@@ -84,17 +92,27 @@ class Engine:
             self.n_threads = max(1, min(self._config.n_threads, len(slots), len(plan.reads)))
             checkers = Checkers(self._driver, verify, self.n_threads)
             checkers.require(devices)
-            filler = Filler(plan, files, self._targets, checkers, self._damaged)
-            fillers = self._fillers(plan, files, verify, slots, arena, filler, checkers)
+            fillers: Fillers | None = self._processes(plan, files, verify, slots, arena, checkers)
             if fillers is not None:
                 stack.callback(fillers.close)
             staged = self._storage is not None or verify in (Verify.AUTO, Verify.DEVICE)
             workshop.make_lanes(N_LANES if fillers else self.n_threads, plan, staged=staged)
             self._sender(workshop, workshop.lanes).prepare(plan, slots[0])
             if fillers is None:
-                self._run_threads(plan, filler, workshop, slots)
-            else:
-                self._run_sender(plan, fillers, slots, self._sender(workshop, workshop.lanes))
+                filler = Filler(plan, files, self._targets, checkers, self._damaged)
+                reads = iter(plan.reads)  # shared: its next() is one step for all threads
+                libc_reads = self._libc_may_read() and verify is not Verify.CPU
+                known = partial(checkers.settled, devices[0]) if libc_reads else _never
+                if not known():
+                    self._run_threads(reads, filler, workshop, slots, known)
+                if libc_reads and not checkers.by_cpu:
+                    n_reads = min(self.n_threads, N_THREADS) * 3 // 2  # some wait their turn
+                    fillers = LibcFillers(reads, files, n_reads, filler.device_hasher)
+                    stack.callback(fillers.close)
+                else:
+                    self._run_threads(reads, filler, workshop, slots, _never)
+            if fillers is not None:
+                self._run_sender(fillers, slots, self._sender(workshop, workshop.lanes))
         if fillers is not None:
             self.times.add(fillers.times)
 
@@ -107,15 +125,22 @@ class Engine:
     # Threads, each of which does all.
 
     def _run_threads(
-        self, plan: LoadPlan, filler: Filler, workshop: Workshop, slots: Sequence[Slot]
+        self,
+        reads: Iterator[Read],
+        filler: Filler,
+        workshop: Workshop,
+        slots: Sequence[Slot],
+        enough: Callable[[], bool],
     ) -> None:
-        reads = iter(plan.reads)  # shared: its next() is one step for all threads
+        """Load what is left of `reads`, or until it is `enough`."""
         senders = [self._sender(workshop, [lane]) for lane in workshop.lanes]
         n_threads = len(senders)
         times = [StageTimes() for _ in senders]
         with ThreadPoolExecutor(n_threads, thread_name_prefix="snapcask-load") as threads:
             work = [
-                threads.submit(self._work, reads, filler, sender, list(slots[i::n_threads]), mine)
+                threads.submit(
+                    self._work, reads, filler, sender, list(slots[i::n_threads]), mine, enough
+                )
                 for i, (sender, mine) in enumerate(zip(senders, times, strict=True))
             ]
             done, _ = wait(work, return_when=FIRST_EXCEPTION)
@@ -128,7 +153,7 @@ class Engine:
             raise InvalidInput("loading was stopped")
         for mine in times:
             self.times.add(mine)
-        self.device_checked_bytes = sum(sender.device_checked_bytes for sender in senders)
+        self.device_checked_bytes += sum(sender.device_checked_bytes for sender in senders)
 
     def _work(
         self,
@@ -137,9 +162,13 @@ class Engine:
         sender: Sender,
         free: list[Slot],
         times: StageTimes,
+        enough: Callable[[], bool],
     ) -> None:
         clock = time.perf_counter
-        while not self._stopped.is_set() and (read := next(reads, None)) is not None:
+        while not (self._stopped.is_set() or enough()):
+            read = next(reads, None)
+            if read is None:
+                break
             begun_s = clock()
             slot = free.pop() if free else sender.wait()
             times.wait_s += clock() - begun_s
@@ -151,66 +180,69 @@ class Engine:
             times.send_s += clock() - filled_s
         sender.drain()
 
-    # Others that fill, and this thread, which does the rest.
+    # Others that fill, and this thread, which sends.
 
-    def _fillers(
+    def _libc_may_read(self) -> bool:
+        alone = self._driver.immediate or self._storage is not None
+        return not alone and self._config.workers is Workers.AUTO and can_read()
+
+    def _processes(
         self,
         plan: LoadPlan,
         files: Files,
         verify: Verify,
         slots: Sequence[Slot],
         arena: Arena,
-        filler: Filler,
         checkers: Checkers,
-    ) -> ThreadFillers | ProcessFillers | None:
-        """Who fills; None: threads that do all."""
-        wanted, n_fillers = self._config.workers, max(1, self.n_threads - 1)
+    ) -> ProcessFillers | None:
+        """None where threads are to do all."""
+        wanted = self._config.workers
         much = verify is Verify.CPU and plan.read_bytes >= PROCESSES_FROM_BYTES
-        if self._driver.immediate or self._storage is not None:
+        if self._driver.immediate or self._storage is not None or not arena.shared:
             return None
-        if arena.shared and (wanted is Workers.PROCESSES or (wanted is Workers.AUTO and much)):
-            try:
-                return ProcessFillers(
-                    plan, files, slots, arena, n_fillers,
-                    verify=verify in (Verify.AUTO, Verify.CPU), targets=self._targets,
-                    checkers=checkers, damaged=self._damaged,
-                )  # fmt: skip
-            except OSError as error:  # such as a limit to processes
-                _log.warning("threads verify, which is slower: no processes (%s)", str(error))
-        return ThreadFillers(filler, plan.reads, n_fillers)
+        if wanted is Workers.THREADS or (wanted is Workers.AUTO and not much):
+            return None
+        try:
+            return ProcessFillers(
+                plan, files, slots, arena, max(1, self.n_threads - 1),
+                verify=verify in (Verify.AUTO, Verify.CPU), targets=self._targets,
+                checkers=checkers, damaged=self._damaged,
+            )  # fmt: skip
+        except OSError as error:  # such as a limit to processes
+            _log.warning("threads verify, which is slower: no processes (%s)", str(error))
+            return None
 
-    def _run_sender(
-        self,
-        plan: LoadPlan,
-        fillers: ThreadFillers | ProcessFillers,
-        slots: Sequence[Slot],
-        sender: Sender,
-    ) -> None:
+    def _run_sender(self, fillers: Fillers, slots: Sequence[Slot], sender: Sender) -> None:
         _sleep_exactly()
         for slot in slots:
             fillers.give(slot)
         clock = time.perf_counter
-        for _ in plan.reads:
-            begun_s = clock()
-            slot, read, hasher = self._next(fillers, sender)
+        begun_s = clock()
+        while (found := self._next(fillers, sender)) is not None:
+            slot, read, hasher = found
             ready_s = clock()
             sender.send(slot, read, hasher)
             self.times.wait_s += ready_s - begun_s
-            self.times.send_s += clock() - ready_s
+            begun_s = clock()
+            self.times.send_s += begun_s - ready_s
         sender.drain()
-        self.device_checked_bytes = sender.device_checked_bytes
+        self.device_checked_bytes += sender.device_checked_bytes
 
-    def _next(
-        self, fillers: ThreadFillers | ProcessFillers, sender: Sender
-    ) -> tuple[Slot, Read, Hasher | None]:
-        """What to send next. Until there is something, slots that arrived are filled again."""
+    def _next(self, fillers: Fillers, sender: Sender) -> tuple[Slot, Read, Hasher | None] | None:
+        """What to send next, None at the end. Meanwhile slots that arrived are filled again."""
         while not self._stopped.is_set():
             while (slot := sender.reap()) is not None:
                 fillers.give(slot)
+            if fillers.finished:
+                return None
             found = fillers.next(_POLL_S)
             if found is not None:
                 return found
         raise InvalidInput("loading was stopped")
+
+
+def _never() -> bool:
+    return False
 
 
 def _sleep_exactly() -> None:

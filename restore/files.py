@@ -22,7 +22,8 @@ MAX_OPEN = 64
 
 _WINDOWS = 64
 _WINDOW_PAGES = 16
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
+NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What says that a file can't be read past the page cache."""
 
 
 class Route(StrEnum):
@@ -68,6 +69,15 @@ class Files:
             self._direct[file] = found
         return found
 
+    def refuse_direct(self, file: int) -> None:
+        """From now on the file is read through the page cache."""
+        self._direct[file] = False
+
+    def open(self, file: int, *, direct: bool) -> int:
+        """A descriptor of the caller's own."""
+        flag = os.O_DIRECT if direct else 0
+        return os.open(self.paths[file], os.O_RDONLY | os.O_CLOEXEC | flag)
+
     def fill(self, file: int, offset: int, n_bytes: int, view: memoryview) -> None:
         """Read `n_bytes` from `offset` on to the beginning of `view`.
 
@@ -79,9 +89,9 @@ class Files:
                 try:
                     self._read(file, offset, n_bytes, view, os.O_DIRECT)
                 except OSError as error:
-                    if error.errno not in _NO_DIRECT:
+                    if error.errno not in NO_DIRECT:
                         raise
-                    self._direct[file] = False
+                    self.refuse_direct(file)
                 else:
                     with self._lock:
                         self.direct_bytes += n_bytes
@@ -92,7 +102,7 @@ class Files:
 
     @contextlib.contextmanager
     def _opened(self, file: int, flag: int) -> Iterator[int]:
-        descriptor = os.open(self.paths[file], os.O_RDONLY | os.O_CLOEXEC | flag)
+        descriptor = self.open(file, direct=bool(flag))
         with self._lock:
             keep = len(self._open) < MAX_OPEN and (file, flag) not in self._open
             if keep:
@@ -118,12 +128,20 @@ class Files:
         done = 0
         while done < n_bytes:
             got = os.preadv(descriptor, [view[done:]], offset + done)
-            if not got:
+            done = self.after(file, offset, n_bytes, done, got)
+
+    def after(self, file: int, offset: int, n_bytes: int, done: int, got: int) -> int:
+        """How much of a read is done when `got` more came: where to go on, on a page boundary.
+
+        Raises CorruptData where the file ends too early.
+        """
+        reached = min(n_bytes, done + got)
+        if reached < n_bytes:
+            reached -= reached % PAGE_BYTES
+            if reached <= done:
                 end = offset + n_bytes
                 raise CorruptData(f"{self.named[file]} is cut short: it ends before {end}")
-            done += got
-            if done < n_bytes:  # a short answer: go on at a page boundary, as O_DIRECT must
-                done -= done % PAGE_BYTES
+        return reached
 
 
 def resident_share(path: str) -> float:

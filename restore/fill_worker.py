@@ -34,7 +34,8 @@ HEAD = struct.Struct("<QQQ")
 """Where the table's JSON ends, its reads begin, and its rows begin."""
 
 PAGE_BYTES = 4096
-STEP_BYTES = 1 << 20
+STEP_BYTES = 1 << 19
+"""Read and hashed at a time: what is read and where it goes then fit into a CPU's own cache."""
 
 
 class Worker:
@@ -107,12 +108,12 @@ class Worker:
         asked = -(-n_bytes // PAGE_BYTES) * PAGE_BYTES if self._files[file][1] else n_bytes
         descriptor, done = self._descriptor(file), 0
         while done < n_bytes:
-            got = os.preadv(descriptor, [view[done:asked]], offset + done)
-            if not got:
-                return False
-            done += got
-            if self._files[file][1] and done < n_bytes:
-                done -= done % PAGE_BYTES
+            reached = done + os.preadv(descriptor, [view[done:asked]], offset + done)
+            if reached < n_bytes:  # go on at a page boundary
+                reached -= reached % PAGE_BYTES
+                if reached <= done:
+                    return False
+            done = reached
         return True
 
 

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import queue
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from blake3 import blake3
 
 from imgfmt.digest import DIGEST_BYTES
-from imgfmt.errors import CorruptData
+from imgfmt.errors import CorruptData, Internal
 from restore.checkers import Checkers
 from restore.direct_storage import DirectStorage
 from restore.driver import Hasher
@@ -25,7 +22,7 @@ from restore.load_plan import LoadPlan, Read
 from restore.sender import Sender
 from restore.slots import Slot
 
-STEP_BYTES = 1 << 20
+STEP_BYTES = 1 << 19
 """Read and hashed at a time where the CPU verifies, so that it finds the bytes in its own cache."""
 
 Damaged = Callable[[int], CorruptData]
@@ -51,24 +48,33 @@ class Filler:
 
     def fill(self, read: Read, slot: Slot, times: StageTimes) -> Hasher | None:
         """Fill a slot, and verify it unless a device's hasher, which this returns, is to."""
-        hasher = None
-        if not self._checkers.off:
-            hasher = self._checkers.hasher(self._targets[read.copies[0].block].device)
-            if hasher is None:
-                self._fill_checked(read, slot, times)
-                return None
+        hasher = self.hasher(read)
+        if hasher is None and not self._checkers.off:
+            self._fill_checked(read, slot, times)
+            return None
         begun_s = time.perf_counter()
         self._files.fill(read.file, read.offset, read.n_bytes, slot.view)
         times.read_s += time.perf_counter() - begun_s
         return hasher
 
+    def hasher(self, read: Read) -> Hasher | None:
+        """What is to check a read; None: the CPU, or nothing."""
+        if self._checkers.off:
+            return None
+        return self._checkers.hasher(self._targets[read.copies[0].block].device)
+
+    def device_hasher(self, read: Read) -> Hasher | None:
+        """The same for reads that the CPU does not verify. Raises Internal if it would have to."""
+        found = self.hasher(read)
+        if found is None and not self._checkers.off:
+            raise Internal("nobody verifies what was read")
+        return found
+
     def pull(self, read: Read, slot: Slot, sender: Sender, storage: DirectStorage) -> bool:
         """Have a device read and check it all; False if it can't, and the slot is to be filled."""
-        hasher = None
-        if not self._checkers.off:
-            hasher = self._checkers.hasher(self._targets[read.copies[0].block].device)
-            if hasher is None:
-                return False
+        hasher = self.hasher(read)
+        if hasher is None and not self._checkers.off:
+            return False
         return sender.pull(slot, read, hasher, self._files.paths[read.file], storage)
 
     def _fill_checked(self, read: Read, slot: Slot, times: StageTimes) -> None:
@@ -91,65 +97,6 @@ class Filler:
             times.read_s += read_s - begun_s
             times.hash_s += time.perf_counter() - read_s
         times.checked_bytes += sum(lengths)
-
-
-class ThreadFillers:
-    """Threads that fill slots for one other, which sends them: it makes all calls of a driver.
-
-    The slot that became free last is filled first: it is in the CPU's cache.
-    """
-
-    verify = False  # what is filled says itself who is to check it
-
-    def __init__(self, filler: Filler, reads: Sequence[Read], n_threads: int) -> None:
-        self.times = StageTimes()
-        self._filler = filler
-        self._reads = iter(reads)  # shared: its next() is one step for all threads
-        self._free: list[Slot] = []
-        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._ready: deque[tuple[Slot, Read, Hasher | None] | BaseException] = deque()
-        self._mine = [StageTimes() for _ in range(n_threads)]
-        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="snapcask-load")
-        for times in self._mine:
-            self._threads.submit(self._run, times)
-
-    def give(self, slot: Slot) -> None:
-        """Have the slot filled with the next read, if there is one left."""
-        self._free.append(slot)
-        self._tokens.put(True)
-
-    def next(self, timeout_s: float) -> tuple[Slot, Read, Hasher | None] | None:
-        """A slot that was filled, and what is to check it, or None if none is yet.
-
-        Raises what filling one raised.
-        """
-        if not self._ready:
-            time.sleep(timeout_s)
-            return None
-        item = self._ready.popleft()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def close(self) -> None:
-        """Nobody writes to slots afterwards."""
-        self._reads = iter(())
-        for _ in self._mine:
-            self._tokens.put(False)
-        self._threads.shutdown()
-        for times in self._mine:
-            self.times.add(times)
-
-    def _run(self, times: StageTimes) -> None:
-        try:
-            while self._tokens.get():
-                read = next(self._reads, None)
-                if read is None:
-                    return
-                slot = self._free.pop()
-                self._ready.append((slot, read, self._filler.fill(read, slot, times)))
-        except BaseException as error:
-            self._ready.append(error)
 
 
 def steps(begins: Sequence[int]) -> list[int]:

@@ -30,7 +30,8 @@ class Verify(StrEnum):
 class Workers(StrEnum):
     """What fills slots and verifies them on the CPU.
 
-    AUTO: processes where the CPU has much to verify, else threads.
+    AUTO: processes where the CPU has much to verify, the C library where it has nothing to, else
+    threads.
     """
 
     AUTO = "auto"
@@ -42,13 +43,13 @@ class Workers(StrEnum):
 class LoadConfig:
     """`pinned_bytes` bounds all host buffers together, in slots of `slot_bytes`, one a read.
 
-    `n_threads` read and verify, all but one of them where a GPU is fed. A few slots more than
-    threads do best: they stay in the CPU's cache, where reading is nearly twice as fast. `route` is
-    how files are read. With `gpudirect` files that prove to be fit for it are read by the device.
+    `n_threads` read and verify. Two slots for each do best: one is filled while the other is
+    copied, and all stay in the CPU's cache, where reading is nearly twice as fast. `route` is how
+    files are read. With `gpudirect` files that prove to be fit for it are read by the device.
     """
 
-    slot_bytes: int = 8 * MIB
-    pinned_bytes: int = 160 * MIB + PAGE_BYTES
+    slot_bytes: int = 4 * MIB
+    pinned_bytes: int = 128 * MIB + PAGE_BYTES
     n_threads: int = min(16, os.cpu_count() or 1)
     verify: Verify = Verify.AUTO
     route: Route = Route.AUTO

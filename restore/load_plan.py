@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,9 @@ from transfer.plan import ReadPlan
 PAGE_BYTES = 4096
 GAP_BYTES = 128 * 1024
 """What lies between two wanted ranges is read along with them up to this length."""
+
+Span = tuple[int, int, int, int]
+"""Bytes [begin, end) of a file, and the rows [first, end) that tell its pieces."""
 
 Numbers = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.void]
@@ -47,8 +49,7 @@ class Copy(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Fill a slot with `n_bytes` of a file from `offset` on; rows [first, end) tell its pieces."""
 
     file: int
@@ -58,6 +59,11 @@ class Read:
     tensors: tuple[int, ...]
     first: int = 0
     end: int = 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that go to devices."""
+        return sum(copy.n_bytes for copy in self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,6 @@ class LoadPlan:
     checked: bool = True
 
     @property
-    def copied_bytes(self) -> int:
-        """Bytes that go to devices."""
-        return sum(copy.n_bytes for read in self.reads for copy in read.copies)
-
-    @property
     def read_bytes(self) -> int:
         """Bytes that are read."""
         return sum(read.n_bytes for read in self.reads)
@@ -108,17 +109,14 @@ def plan_files(
     for file, of_file in _by_file(wants):
         _check_inside(of_file, sizes[file])
         if chunks is None:
-            spans = _spans(of_file, sizes[file], slot_bytes)
+            spans = [(*span, 0, 0) for span in _spans(of_file, sizes[file], slot_bytes)]
             plan.reads += _reads(file, spans, of_file)
             continue
         known = chunks[file]
         groups = _groups(known, of_file, slot_bytes)
-        ends = known.offset + known.n_bytes
-        spans = [(int(known.offset[low]), int(ends[high - 1])) for low, high in groups]
-        for read, (low, high) in zip(_reads(file, spans, of_file), groups, strict=True):
-            plan.reads.append(_with_rows(read, n_rows, n_rows + high - low))
-            rows.append(_rows_of(known, low, high))
-            n_rows += high - low
+        plan.reads += _reads(file, _spans_of(known, groups, n_rows), of_file)
+        rows.append(_rows_of(known, groups))
+        n_rows += len(rows[-1])
         plan.fills += _fills(known, of_file, sizes[file])
     if rows:
         plan.rows = np.concatenate(rows)
@@ -156,11 +154,18 @@ def _spans(wants: Sequence[Want], size_bytes: int, slot_bytes: int) -> list[tupl
     ]
 
 
-def _reads(file: int, spans: Sequence[tuple[int, int]], wants: Sequence[Want]) -> Iterator[Read]:
+def _reads(file: int, spans: Sequence[Span], wants: Sequence[Want]) -> Iterator[Read]:
     """One read for each of the ascending spans, with what of it is wanted."""
     waiting, active = iter(wants), list[Want]()
     following = next(waiting, None)
-    for begin, end in spans:
+    for begin, end, first, last in spans:
+        if len(active) == 1:  # most often it is but a part of one
+            want, n_bytes = active[0], end - begin
+            alone = following is None or following.start >= end
+            if alone and want.start <= begin and end <= want.end:
+                copy = Copy(0, n_bytes, want.block, want.offset + begin - want.start)
+                yield Read(file, begin, n_bytes, (copy,), (want.tensor,), first, last)
+                continue
         active = [want for want in active if want.end > begin]
         while following is not None and following.start < end:
             if following.end > begin:
@@ -176,11 +181,13 @@ def _reads(file: int, spans: Sequence[tuple[int, int]], wants: Sequence[Want]) -
             for want in active
         ]
         tensors = tuple(dict.fromkeys(want.tensor for want in active))
-        yield Read(file, begin, end - begin, merged(copies), tensors)
+        yield Read(file, begin, end - begin, merged(copies), tensors, first, last)
 
 
 def merged(copies: list[Copy]) -> tuple[Copy, ...]:
     """The same with copies joined that continue each other on both sides."""
+    if len(copies) == 1:
+        return (copies[0],)
     found: list[Copy] = []
     for copy in sorted(copies, key=lambda copy: (copy.block, copy.offset)):
         last = found[-1] if found else None
@@ -196,14 +203,11 @@ def merged(copies: list[Copy]) -> tuple[Copy, ...]:
     return tuple(found)
 
 
-def _with_rows(read: Read, first: int, end: int) -> Read:
-    return Read(read.file, read.offset, read.n_bytes, read.copies, read.tensors, first, end)
-
-
-def _groups(known: FileChunks, wants: Sequence[Want], slot_bytes: int) -> list[tuple[int, int]]:
-    """Chunks [low, high) that are read together: adjacent, wanted, within a slot."""
+def _groups(known: FileChunks, wants: Sequence[Want], slot_bytes: int) -> Numbers:
+    """Chunks [low, high) that are read together, (n, 2): adjacent, wanted, within a slot."""
+    nothing = np.zeros((0, 2), np.int64)
     if not len(known.offset):
-        return []
+        return nothing
     ends = known.offset + known.n_bytes
     if int(known.n_bytes.max()) > slot_bytes:
         raise OutOfResources(f"a chunk takes {known.n_bytes.max()} bytes, a slot {slot_bytes}")
@@ -215,24 +219,42 @@ def _groups(known: FileChunks, wants: Sequence[Want], slot_bytes: int) -> list[t
             wanted[low] += 1
             wanted[high] -= 1
     numbers = np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
+    if not len(numbers):
+        return nothing
     apart = (np.diff(numbers) > 1) | (known.offset[numbers[1:]] != ends[numbers[:-1]])
-    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(numbers)]
-    found: list[tuple[int, int]] = []
-    for low, high in pairwise(edges):
-        while low < high:
-            first = int(numbers[low])
-            bound = int(known.offset[first]) + slot_bytes
-            taken = int(np.searchsorted(ends[numbers[low:high]], bound, side="right"))
-            found.append((first, first + taken))
-            low += taken
-    return found
+    last = np.append(np.flatnonzero(apart), len(numbers) - 1)  # of each run of adjacent chunks
+    run_ends = np.repeat(last + 1, np.diff(last, prepend=-1))
+    bounds = known.offset[numbers] + slot_bytes
+    following = np.minimum(np.searchsorted(ends[numbers], bounds, side="right"), run_ends).tolist()
+    edges = [0]
+    while edges[-1] < len(numbers):
+        edges.append(following[edges[-1]])
+    firsts = numbers[edges[:-1]]
+    return np.stack([firsts, firsts + np.diff(edges)], axis=1)
 
 
-def _rows_of(known: FileChunks, low: int, high: int) -> Rows:
-    rows = np.zeros(high - low, CHECK_ROW)
-    rows["offset"] = known.offset[low:high] - known.offset[low]
-    rows["n_bytes"] = known.n_bytes[low:high]
-    rows["digest"] = known.digest[low:high]
+def _spans_of(known: FileChunks, groups: Numbers, n_rows: int) -> list[Span]:
+    """What groups of chunks cover, their rows numbered from `n_rows` on."""
+    firsts, ends = groups.T
+    rows = n_rows + np.cumsum(ends - firsts)
+    columns = (
+        known.offset[firsts],
+        known.offset[ends - 1] + known.n_bytes[ends - 1],
+        rows - (ends - firsts),
+        rows,
+    )
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _rows_of(known: FileChunks, groups: Numbers) -> Rows:
+    """The chunks of all groups, each with its place in its group."""
+    firsts, ends = groups.T
+    counts = ends - firsts
+    numbers = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    rows = np.zeros(len(numbers), CHECK_ROW)
+    rows["offset"] = known.offset[numbers] - np.repeat(known.offset[firsts], counts)
+    rows["n_bytes"] = known.n_bytes[numbers]
+    rows["digest"] = known.digest[numbers]
     return rows
 
 
@@ -241,7 +263,7 @@ def _fills(known: FileChunks, wants: Sequence[Want], size_bytes: int) -> list[Co
     begins = np.concatenate([[0], known.offset + known.n_bytes])
     ends = np.concatenate([known.offset, [size_bytes]])
     real = np.flatnonzero(ends > begins)
-    holes = list(zip(begins[real].tolist(), ends[real].tolist(), strict=True))
+    holes = [(b, e, 0, 0) for b, e in zip(begins[real].tolist(), ends[real].tolist(), strict=True)]
     return [copy for read in _reads(0, holes, wants) for copy in read.copies]
 
 

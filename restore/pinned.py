@@ -57,13 +57,15 @@ class Arena:
             self._left = list(self._views)
 
     def allocate(self, length_bytes: int) -> memoryview:
-        """A page-aligned buffer; OutOfResources where the pool has no such piece left."""
+        """A page-aligned buffer, of the smallest piece that has room. Raises OutOfResources."""
         taken = -(-length_bytes // PAGE_BYTES) * PAGE_BYTES
         with self._lock:
-            for index, view in enumerate(self._left):
-                if len(view) >= taken:
-                    self._left[index] = view[taken:]
-                    return view[:length_bytes]
+            fits = [index for index, view in enumerate(self._left) if len(view) >= taken]
+            if fits:
+                index = min(fits, key=lambda index: len(self._left[index]))
+                view = self._left[index]
+                self._left[index] = view[taken:]
+                return view[:length_bytes]
         raise OutOfResources(
             f"the pool of {self.size_bytes} page-locked bytes has no {length_bytes} left;"
             " allow more pinned memory"

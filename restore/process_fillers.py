@@ -34,6 +34,7 @@ PROCESSES_FROM_BYTES = 2 << 30
 class ProcessFillers:
     """Fill slots, which lie in the pieces of `arena`, in the order of the plan. For one thread.
 
+    Each process has slots of its own: they stay in its CPU's cache, and are mapped by it alone.
     With `verify` the processes compare all with its digests, else what is filled is not checked.
     """
 
@@ -60,31 +61,43 @@ class ProcessFillers:
         self._slots = slots
         self._number = {id(slot): number for number, slot in enumerate(slots)}
         self._next_read = 0
+        self._told = 0
         self._idle = 0
         self._answers: deque[bytes] = deque()
         self._processes: list[subprocess.Popen[bytes]] = []
-        requests, self._requests = os.pipe()
+        self._requests: list[int] = []
         self._answered, answers = os.pipe()
         table = self._table(arena)
         try:
-            inherited = (requests, answers, table)
-            kept = (*inherited, *(fd for fd, _, _ in arena.shared))
-            command = [sys.executable, "-S", "-P", fill_worker.__file__, *map(str, inherited)]
-            env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            for _ in range(n_processes):
-                self._processes.append(
-                    subprocess.Popen(  # a Ctrl-C is for the process that started them
-                        command, pass_fds=kept, env=env, start_new_session=True,
-                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                    )
-                )  # fmt: skip
+            for _ in range(min(n_processes, len(slots))):
+                self._start(answers, table, arena)
         except BaseException:
             self.close()
             raise
         finally:
-            for descriptor in (requests, answers, table):
-                os.close(descriptor)
+            os.close(answers)
+            os.close(table)
+
+    def _start(self, answers: int, table: int, arena: Arena) -> None:
+        """One more process."""
+        requests, ours = os.pipe()
+        self._requests.append(ours)
+        inherited = (requests, answers, table)
+        command = [sys.executable, "-S", "-P", fill_worker.__file__, *map(str, inherited)]
+        try:
+            self._processes.append(
+                subprocess.Popen(  # a Ctrl-C is for the process that started them
+                    command,
+                    pass_fds=(*inherited, *(fd for fd, _, _ in arena.shared)),
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        finally:
+            os.close(requests)
 
     def _table(self, arena: Arena) -> int:
         """A descriptor of what the processes must know; see `fill_worker`."""
@@ -113,9 +126,20 @@ class ProcessFillers:
     def give(self, slot: Slot) -> None:
         """Have the slot filled with the next read, if there is one left."""
         if self._next_read < len(self._plan.reads):
-            request = REQUEST.pack(self._number[id(slot)], self._next_read)
-            os.write(self._requests, request)
+            number = self._number[id(slot)]
+            try:
+                os.write(
+                    self._requests[number % len(self._requests)],
+                    REQUEST.pack(number, self._next_read),
+                )
+            except BrokenPipeError as error:
+                raise Internal("a process that reads has ended") from error
             self._next_read += 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether `next` has told of all reads."""
+        return self._told == len(self._plan.reads)
 
     def next(self, timeout_s: float) -> tuple[Slot, Read, Hasher | None] | None:
         """A slot that was filled, and what is to check it, or None if none is yet.
@@ -135,6 +159,7 @@ class ProcessFillers:
         slot, number, outcome, detail, read_us, hash_us = ANSWER.unpack(self._answers.popleft())
         read = self._plan.reads[number]
         self._raise(read, outcome, detail)
+        self._told += 1
         self.times.read_s += read_us / 1e6
         self.times.hash_s += hash_us / 1e6
         if self.verify:
@@ -163,7 +188,7 @@ class ProcessFillers:
 
     def close(self) -> None:
         """Nobody writes to slots afterwards. The processes keep nothing, and are killed."""
-        for descriptor in (self._requests, self._answered):
+        for descriptor in (*self._requests, self._answered):
             os.close(descriptor)
         for process in self._processes:
             process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from imgfmt.errors import OutOfResources
 from restore.driver import STATUS_BYTES, Driver, Event
 from restore.host_driver import address_of
 from restore.pinned import PAGE_BYTES, Arena
@@ -30,7 +31,10 @@ def make_slots(
     slots: list[Slot] = []
     n_slots = min((arena.size_bytes - PAGE_BYTES) // slot_bytes, PAGE_BYTES // STATUS_BYTES)
     for index in range(n_slots):
-        view, at = arena.allocate(slot_bytes), index * STATUS_BYTES
+        try:
+            view, at = arena.allocate(slot_bytes), index * STATUS_BYTES
+        except OutOfResources:  # what is left is in pieces that hold none
+            break
         word = words[at : at + STATUS_BYTES]
         slots.append(Slot(view, address_of(view), word, words_at + at, events()))
     return slots

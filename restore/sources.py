@@ -84,7 +84,6 @@ async def run_engine(
     threads: Threads,
 ) -> None:
     """Run a plan on a thread; a cancelled call stops it and waits for it."""
-    sizes = {id(read): sum(copy.n_bytes for copy in read.copies) for read in plan.reads}
     storage = DirectStorage(job.file_api) if job.file_api is not None else None
     engine = Engine(
         job.driver,
@@ -92,7 +91,7 @@ async def run_engine(
         job.config,
         damaged=damaged,
         settled=lambda reads: job.settle(
-            [read.tensors for read in reads], sum(sizes[id(read)] for read in reads)
+            [read.tensors for read in reads], sum(read.copied_bytes for read in reads)
         ),
         eager=job.eager,
         storage=storage,

@@ -29,6 +29,7 @@ def test_frozen_replicas_share_their_weights(
         pytest.skip(str(error))
     print(report.table())
     assert first["captured_mb"] > WEIGHTS_MB
-    for again in (replica, reordered):
-        assert again["bound_mb"] < first["bound_mb"] - 0.9 * WEIGHTS_MB
+    assert replica["bound_mb"] < first["bound_mb"] - 0.9 * WEIGHTS_MB
+    if where == "torch":  # the driver alone does not place every allocation on a page boundary
+        assert reordered["bound_mb"] < first["bound_mb"] - 0.9 * WEIGHTS_MB
     assert tuned["bound_mb"] > replica["bound_mb"]

@@ -15,6 +15,7 @@ from restore.driver import DeviceFailed
 from restore.host_driver import address_of
 from restore.numa import cpus_near, parse_cpu_list
 from restore.pinned import PAGE_BYTES, PinnedPool
+from restore.slots import make_slots
 from restore.testing.fake_driver import FakeDriver
 from transfer.buffers import BufferPool
 
@@ -137,3 +138,14 @@ def test_cpu_lists_are_parsed() -> None:
     assert parse_cpu_list("\n") == frozenset()
     with pytest.raises(ValueError, match="invalid"):
         parse_cpu_list("a")
+
+
+def test_a_pool_of_whole_pieces_and_a_page_is_cut_into_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pinned, "PIECE_BYTES", MIB)
+    driver = FakeDriver()
+    with PinnedPool(driver, 2 * MIB + PAGE_BYTES) as pool, pool.lend() as arena:
+        assert len(make_slots(driver, arena, MIB // 2, dict)) == 4
+    with PinnedPool(driver, 2 * MIB) as pool, pool.lend() as arena:  # the page is of a piece
+        assert len(make_slots(driver, arena, MIB // 2, dict)) == 3

@@ -94,6 +94,7 @@ def test_processes_may_leave_verifying_to_the_device(made: Made, verify: Verify)
     [
         (lambda raw: raw[: 5 * MIB] + b"?" + raw[5 * MIB + 1 :], CorruptData, "'big' is lost"),
         (lambda raw: raw[:-MIB], CorruptData, "cut short"),
+        (lambda raw: raw[:-1], CorruptData, "cut short"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(

@@ -109,7 +109,8 @@ class Images:
         proof = inline and needs_proof(self._config.policy, namespace, reference)
         async with self._stores.held(address) as opened:
             if address.credentials is None and attributes.pull_policy is PullPolicy.IF_NOT_PRESENT:
-                paths = await self._threads.run(self._local_domain, address, opened)
+                paths = self._domains.get(_told_apart(address))
+                paths = paths or await self._threads.run(self._local_domain, opened)
                 digest = None
                 if paths is not None:
                     digest = await self._last_known(paths, reference, proof=proof)
@@ -222,11 +223,8 @@ class Images:
                 " cache.maxBytes, or name a member"
             )
 
-    def _local_domain(self, address: StoreAddress, opened: OpenStore) -> DomainPaths | None:
+    def _local_domain(self, opened: OpenStore) -> DomainPaths | None:
         """The domain of a store without asking it, where only one can be meant. Blocks."""
-        known = self._domains.get(_told_apart(address))
-        if known is not None:
-            return known
         found = domains_of_url(self._cache, opened.store)
         return found[0] if len(found) == 1 else None
 

@@ -48,7 +48,7 @@ def start(level: LogLevel, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for name in ("csi", "transfer", "snapcask"):
+    for name in ("csi", "imgfmt", "restore", "snapcask", "transfer"):
         logging.getLogger(name).setLevel(level.upper())
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from csi.config import MountMode
 from imgfmt.digest import digest_of
@@ -70,7 +70,9 @@ class PublicationRecord:
 
     def encode(self) -> bytes:
         """The text of the file."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        said["mounts"] = [{"name": m.name, "below": m.below, "tree": m.tree} for m in self.mounts]
+        return json.dumps({"version": VERSION, **said}, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, raw: bytes, what: str) -> PublicationRecord:

@@ -82,14 +82,16 @@ class VolumeService:
             if await run(self._mounter.is_published, request.volume_id, target, fingerprint):
                 return
             try:
-                await self._publish(request, target, until_s)
+                await self._publish(request, target, fingerprint, until_s)
             except InProgress:
                 raise
             except ImageError as error:
                 self._events.warning(request.pod, "FailedMountSnapshot", str(error))
                 raise
 
-    async def _publish(self, request: PublishRequest, target: str, until_s: float) -> None:
+    async def _publish(
+        self, request: PublishRequest, target: str, fingerprint: str, until_s: float
+    ) -> None:
         reference = request.attributes.image
         self._images.check_policy(request.pod.namespace, request.attributes)
         address = self._stores.address(
@@ -99,8 +101,9 @@ class VolumeService:
             ready = await self._preparing.prepare(request, address, until_s)
             if ready is None:
                 continue
+            plan = self._plan(request, target, fingerprint, ready)
             try:
-                await self._threads.run(self._mounter.publish, self._plan(request, target, ready))
+                await self._threads.run(self._mounter.publish, plan)
             except NotFound:
                 if request.attributes.sub_path and ready.status is None:
                     raise
@@ -108,14 +111,14 @@ class VolumeService:
             return
         raise StoreUnavailable(f"image {reference} leaves the cache as soon as it is there")
 
-    def _plan(self, request: PublishRequest, target: str, ready: Ready) -> Plan:
+    def _plan(self, request: PublishRequest, target: str, fingerprint: str, ready: Ready) -> Plan:
         attributes, pod = request.attributes, request.pod
         mode = attributes.mount_mode or self._config.mount.mode_of(pod.namespace)
         is_empty = ready.status is not None
         return Plan(
             volume_id=request.volume_id,
             target=target,
-            fingerprint=request.fingerprint(),
+            fingerprint=fingerprint,
             mode=MountMode.OVERLAY if is_empty else mode,
             image=ready.digest,
             paths=ready.paths,

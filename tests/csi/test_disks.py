@@ -91,6 +91,48 @@ def test_a_disk_that_is_away_is_told_of_and_the_image_is_fetched_where_there_is_
         further.mount()
 
 
+def test_an_image_that_was_away_with_its_disk_is_mounted_again_when_that_comes_back(
+    stopped: Driver, further: Disk
+) -> None:
+    nodes = pages(1)
+    tagged(stopped.store, "models/a", stopped.store.add(nodes))
+    driver = stopped.start()
+    unpublished(driver, published(driver, "u1"))
+    driver.stop()
+    further.unmount()
+    driver.start()
+    away = stopped.store.root.rename(stopped.store.root.with_name("away"))
+    try:
+        with pytest.raises(grpc.RpcError) as caught:
+            published(driver, "u2")
+        assert code_of(caught.value) == "UNAVAILABLE"
+        further.mount()
+        pod = published(driver, "u2")
+        assert contents(pod.target) == expected(nodes)
+        unpublished(driver, pod)
+    finally:
+        away.rename(stopped.store.root)
+
+
+def test_a_disk_that_comes_back_disturbs_nothing_of_an_image_that_was_fetched_again(
+    stopped: Driver, further: Disk
+) -> None:
+    nodes = pages(1)
+    tagged(stopped.store, "models/a", stopped.store.add(nodes))
+    driver = stopped.start()
+    unpublished(driver, published(driver, "u1"))
+    driver.stop()
+    further.unmount()
+    driver.start()
+    pod = published(driver, "u2")
+    further.mount()
+    driver.stop()
+    driver.start()
+    other = published(driver, "u3")
+    assert contents(pod.target) == contents(other.target) == expected(nodes)
+    unpublished(driver, pod, other)
+
+
 def test_a_bind_of_an_image_on_several_disks_is_refused_and_leaves_nothing(
     stopped: Driver, further: Disk
 ) -> None:

@@ -171,6 +171,25 @@ def test_owner_and_mode_can_be_replaced_without_copying(driver: Driver, caller: 
     assert leftovers(driver.cache) == []
 
 
+def test_no_volume_waits_for_the_layer_of_another_one(
+    driver: Driver, caller: Caller, image: str
+) -> None:
+    many = {b"%04d" % i: Node(b"") for i in range(5000)}
+    large = tagged(driver.store, "many-files", driver.store.add(many))
+    first = volume(driver, "warm", image=large)
+    publish(caller, first)
+    publish(caller, volume(driver, "quick-1", image=image))
+    before = set((driver.cache / "csi" / "parts").iterdir())
+    slow = volume(driver, "slow", image=large, uid="1234")
+    call = caller.begin("NodePublishVolume", slow.publish())
+    while set((driver.cache / "csi" / "parts").iterdir()) == before:
+        assert not call.done()
+    publish(caller, volume(driver, "quick-2", image=image))
+    assert not call.done()
+    call.result()
+    assert (slow.target / "0000").stat().st_uid == 1234
+
+
 def test_bind_mode_is_read_only_and_keeps_its_tree(
     stopped: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

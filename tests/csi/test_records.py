@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -51,6 +55,23 @@ def test_a_lost_record_loses_no_mount(stopped: Driver, damage: str, mode: str) -
     assert not pod.target.exists()
     assert leftovers(stopped.cache) == []
     caller.close()
+
+
+@pytest.mark.root
+def test_names_and_pods_of_images_can_be_read_as_the_runbook_says(driver: Driver) -> None:
+    digest = driver.store.add(NODES)
+    image = tagged(driver.store, "models/llama", digest)
+    with closing(Caller(driver.socket)) as caller:
+        pod = PodVolume(driver.kubelet, "p", {"image": image})
+        caller.call("NodePublishVolume", pod.publish())
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    told = []
+    for path, words in re.findall(r"'cat /var/lib/snapcask/(\S+)' \| jq -r '\"(.*)\"'", page):
+        (file,) = driver.cache.glob(path)
+        for key, value in json.loads(file.read_text()).items():
+            words = words.replace(rf"\(.{key})", str(value))
+        told.append(words)
+    assert told == [f"{digest} {image}", f"{digest} team-a/pod-p"]
 
 
 @pytest.mark.root

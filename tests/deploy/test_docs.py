@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from csi.errors import NOT_FINAL
+from snapcask.commands import verbs
 from tests.deploy.chart import CHART, ROOT
 
 _RUNBOOK = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -96,6 +100,44 @@ def _has_value(path: str) -> bool:
             return False
         found = found[word]
     return True
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Words after `snapcask` in each command of a page, be it one of the driver's container."""
+    lines = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in lines for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]:
+        for part in re.split(r"[;|]|&&| -- ", line):
+            words = part.partition(" # ")[0].split()
+            if words[:1] == ["snapcask"] and len(words) > 1:
+                yield shlex.split(" ".join(words[1:]))
+
+
+def _unknown(words: Sequence[str]) -> list[str]:
+    """What of a command the program does not know: the verb, or options."""
+    group: click.Command = verbs
+    left = list(words)
+    while isinstance(group, click.Group) and left and not left[0].startswith("-"):
+        found = group.get_command(click.Context(group), left[0])
+        if found is None:
+            return [left[0]]
+        group = found
+        del left[0]
+    known = {name for option in group.params for name in option.opts}
+    return [word for word in left if word.startswith("-") and word.partition("=")[0] not in known]
+
+
+@pytest.mark.parametrize("page", ["docs/csi.md", "docs/kubernetes.md"])
+def test_commands_that_the_pages_name_are_there_with_these_options(page: str) -> None:
+    found = list(_commands((ROOT / page).read_text()))
+    assert len(found) > 3
+    for words in found:
+        assert _unknown(words) == [], words
+
+
+def test_a_command_that_is_not_there_would_be_noticed() -> None:
+    assert _unknown(["cache", "list"]) == ["list"]
+    assert _unknown(["cache", "rm", "REF", "--cache", "PATH", "--force"]) == ["--force"]
 
 
 def test_values_that_the_pages_name_are_there() -> None:

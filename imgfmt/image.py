@@ -44,7 +44,9 @@ class Member:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        path = self.mount_path.encode(errors="surrogatepass")
+        _check_text(self.role, f"the role of member {self.name}")
+        _check_text(self.mount_path, f"the mount path of member {self.name}")
+        path = self.mount_path.encode()
         if path and (path[:1] != b"/" or b"\0" in path or len(path) > MAX_PATH_BYTES):
             raise InvalidInput(
                 f"member {self.name}: {self.mount_path[:80]!r} is not an absolute path"
@@ -183,11 +185,17 @@ def _check_count(items: Sequence[object], limit: int, what: str) -> None:
 def _check_pairs(items: Pairs, what: str) -> None:
     _check_count(items, MAX_PAIRS, what)
     for key, value in items:
-        try:
-            f"{key}{value}".encode()
-        except UnicodeEncodeError:
-            raise InvalidInput(f"{what}: {key[:80]!r} is not UTF-8 text") from None
+        _check_text(key, f"{what}: {key!r:.80}")
+        _check_text(value, f"{what}: {key!r:.80}")
     _check_ascending([key for key, _ in items], what)
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raise InvalidInput for what a reader would not take for a string."""
+    try:
+        str.encode(text)
+    except (TypeError, UnicodeEncodeError):
+        raise InvalidInput(f"{what} is not UTF-8 text") from None
 
 
 def _check_ascending(items: Sequence[Item], what: str) -> None:

@@ -98,6 +98,8 @@ def parse_reference(text: str) -> ImageRef:
 
     8 to 63 digits are the beginning of a digest. Raises InvalidInput for anything else.
     """
+    if not isinstance(text, str):
+        raise InvalidInput(f"{text!r} is no reference; it is text, NAME or NAME:TAG")
     name, at, digest_text = text.partition("@")
     if text.startswith(PREFIX):
         name, at, digest_text = "", "@", text

@@ -72,7 +72,8 @@ class Entry:
     """One directory, file or symbolic link. Entries are in the order of SPEC.md 5.1.
 
     `group` is the index of the first entry of the hard-link group, the own index if alone.
-    `size_bytes` is 0 for directories and for later names of a hard-linked file.
+    `size_bytes` is 0 for directories and for later names of a hard-linked file or link; `target` is
+    that of the group.
     """
 
     parent: int
@@ -170,7 +171,7 @@ def _entry_columns(entries: Sequence[Entry]) -> dict[str, Any]:
     return {
         **{name: _integers(name, dtype, values) for name, (dtype, values) in integers.items()},
         "names": _blob([e.name for e in entries]),
-        "targets": _blob([e.target for e in entries]),
+        "targets": _blob([e.target for i, e in enumerate(entries) if e.group == i]),
     }
 
 
@@ -268,8 +269,9 @@ class Tree:
         kind = EntryType(column["type"])
         target = b""
         if kind is EntryType.SYMLINK:
-            end = int(self._target_end[index])
-            target = self.columns["targets"][end - column["size"] : end].tobytes()
+            end = int(self._target_end[column["group"]])
+            begin = end - int(self.columns["size"][column["group"]])
+            target = self.columns["targets"][begin:end].tobytes()
         return Entry(
             parent=column["parent"], name=self.name(index), type=kind, mode=column["mode"],
             uid=column["uid"], gid=column["gid"], mtime_s=column["mtime_s"],

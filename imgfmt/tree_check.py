@@ -107,7 +107,8 @@ def _check_ends(ends: npt.NDArray[Any], total_bytes: int, what: str, head: Field
 
 
 def _check_links(columns: Columns, head: Fields) -> None:
-    sizes = columns["size"][columns["type"] == _SYMLINK]
+    first = columns["group"] == np.arange(len(columns["group"]), dtype=np.uint32)
+    sizes = columns["size"][(columns["type"] == _SYMLINK) & first]
     if (
         (sizes == 0).any()
         or (sizes > MAX_PATH_BYTES).any()
@@ -124,17 +125,18 @@ def _check_groups(columns: Columns, head: Fields) -> None:
         head.fail("a hard link comes before its first name")
     later = np.flatnonzero(group != own)
     first = group[later]
-    if (columns["type"][later] != _FILE).any() or (columns["type"][first] != _FILE).any():
-        head.fail("a hard link is not a regular file")
+    kinds = columns["type"][later]
+    if (kinds == _DIRECTORY).any() or (kinds != columns["type"][first]).any():
+        head.fail("a hard link is a directory, or of another type than its first name")
     if (group[first] != first).any():
         head.fail("a hard link names another hard link")
     if columns["size"][later].any() or columns["extent_count"][later].any():
-        head.fail("a later name of a hard-linked file has content of its own")
+        head.fail("a later name of a hard link has content of its own")
     for name in ("mode", "uid", "gid", "mtime_s", "mtime_ns"):
         if (columns[name][later] != columns[name][first]).any():
-            head.fail(f"names of one hard-linked file differ in {name}")
+            head.fail(f"names of one hard link differ in {name}")
     if np.isin(columns["xattr_entry"], later).any():
-        head.fail("a later name of a hard-linked file has extended attributes")
+        head.fail("a later name of a hard link has extended attributes")
 
 
 def _check_extents(columns: Columns, head: Fields, profile: Profile, zero_bytes: int) -> None:

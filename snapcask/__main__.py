@@ -42,10 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let what is printed go nowhere where the caller closed the stream (`>&-`)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    """Where the caller closed a stream (`>&-`): a reader that is gone, or for messages nowhere."""
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = os.fdopen(writer, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _run(arguments: list[str]) -> int:

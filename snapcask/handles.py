@@ -52,7 +52,7 @@ class AsyncImageHandle:
         """What is recorded of a path; "" is the root. Raises NotFound."""
         entry = self._reader.stat(path)
         size_bytes = entry.size_bytes
-        if entry.type is EntryType.FILE and not size_bytes:  # perhaps another name of a file
+        if not size_bytes:  # perhaps another name of something
             size_bytes = self._reader.stat(self._all_paths[entry.group]).size_bytes
         is_link = entry.type is EntryType.SYMLINK
         return EntryStat(

@@ -14,6 +14,8 @@ from transfer.oserrors import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_MAX_WORD = 800
+"""Characters of a word in a message: its beginning and its end tell enough."""
 
 
 def human_bytes(n_bytes: int) -> str:
@@ -44,12 +46,12 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def path_fields(path: bytes) -> dict[str, str]:
+def path_fields(path: bytes, key: str = "path") -> dict[str, str]:
     """A path for JSON: bytes that are not UTF-8 as `\\xNN`, and then all of it in hexadecimal."""
     try:
-        return {"path": path.decode()}
+        return {key: path.decode()}
     except UnicodeDecodeError:
-        return {"path": path.decode(errors="backslashreplace"), "path_hex": path.hex()}
+        return {key: path.decode(errors="backslashreplace"), f"{key}_hex": path.hex()}
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -75,9 +77,15 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def sentence(message: str) -> str:
-    """A message on one line, and nothing in it that a terminal would obey."""
-    words = " ".join(message.split())
+    """A message on one line, and nothing in it that a terminal would obey or no one would read."""
+    words = " ".join(map(_shortened, message.split()))
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+
+
+def _shortened(word: str) -> str:
+    if len(word) <= _MAX_WORD:
+        return word
+    return f"{word[: _MAX_WORD // 2]}...{word[-_MAX_WORD // 2 :]}"
 
 
 def warn(messages: Iterable[str]) -> None:

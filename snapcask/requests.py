@@ -46,6 +46,7 @@ class MemberSource:
             raise InvalidInput("image_member needs an image")
         if self.image is not None and self.facts:
             raise InvalidInput("the facts of a member that is stored already can't be changed")
+        _check_facts(self.facts)
 
 
 def parse_name_tag(text: str) -> tuple[str, str]:
@@ -72,6 +73,7 @@ async def push_request(
 ) -> tuple[PushRequest, list[str]]:
     """The request, and warnings about what its directories tell of themselves."""
     sources = _sources(directory, members)
+    _check_facts(facts)
     described, host = await _describe(sources, record_host=record_host)
     stored = [
         await _stored(catalog, name, source)
@@ -101,6 +103,13 @@ def _sources(
         name: source if isinstance(source, MemberSource) else MemberSource(source)
         for name, source in members.items()
     }
+
+
+def _check_facts(facts: Mapping[str, str]) -> None:
+    """Raise InvalidInput for facts that say nothing; flags of an engine may be none."""
+    for fact, value in facts.items():
+        if not fact or (not value and fact != "engine.flags"):
+            raise InvalidInput(f"the fact {fact!r} is empty; give a value, or leave it out")
 
 
 async def _describe(

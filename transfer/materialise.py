@@ -71,7 +71,7 @@ class TreeWriter(Strict):
         kind = tree.columns["type"]
         first_name = tree.columns["group"] == np.arange(tree.n_entries)
         self._directories = np.flatnonzero(kind == EntryType.DIRECTORY)[1:]
-        self._symlinks = np.flatnonzero(kind == EntryType.SYMLINK)
+        self._symlinks = np.flatnonzero((kind == EntryType.SYMLINK) & first_name)
         self._files = np.flatnonzero((kind == EntryType.FILE) & first_name)
         self._hard_links = np.flatnonzero(~first_name)
 

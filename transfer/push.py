@@ -76,7 +76,10 @@ class PushRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """What a push did. `counts` tells of chunks; `metadata_bytes` is all else that was written."""
+    """What a push did. `counts` tells of chunks; `metadata_bytes` is all else that was written.
+
+    The zeros that fill pages between chunks are counted nowhere.
+    """
 
     digest: Digest
     reference: str | None

@@ -156,15 +156,16 @@ class _Scan:
         if len(path) - len(self._root) > MAX_PATH_BYTES:
             raise InvalidInput(f"{printable(path)}: its path is longer than {MAX_PATH_BYTES} bytes")
         group = index
-        if kind is EntryType.FILE and status.st_nlink > 1:
+        if kind is not EntryType.DIRECTORY and status.st_nlink > 1:
             group = self._groups.setdefault((status.st_dev, status.st_ino), index)
         first = group == index
         is_file = kind is EntryType.FILE and first
         target = _read_link(path) if kind is EntryType.SYMLINK else b""
+        size_bytes = status.st_size if is_file else len(target) if first else 0
         seconds, nanoseconds = divmod(status.st_mtime_ns, 1_000_000_000)
         entry = Entry(
             parent, name, kind, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid,
-            seconds, nanoseconds, status.st_size if is_file else len(target), group, target,
+            seconds, nanoseconds, size_bytes, group, target,
             self._xattrs(path) if first else (),
         )  # fmt: skip
         identity = FileIdentity.of(status)

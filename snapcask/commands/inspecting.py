@@ -201,7 +201,7 @@ def _entry_document(entry: EntryFacts) -> dict[str, Any]:
         "chunks": entry.chunks,
     }
     if entry.type is EntryType.SYMLINK:
-        document["target"] = os.fsdecode(entry.target)
+        document |= path_fields(entry.target, "target")
     return document
 
 

@@ -68,9 +68,9 @@ def _row(found: ListedReference, now_ns: int) -> tuple[str, ...]:
 
     record = found.record
     if found.n_variants is not None:
-        kind = f"variants ({found.n_variants})"
+        kind = f"variants, {found.n_variants} images"
     elif found.n_members is not None and found.n_members > 1:
-        kind = f"image ({found.n_members})"
+        kind = f"image, {found.n_members} members"
     else:
         gone = "damaged" if found.problem else "deleted"
         kind = gone if record.target is None else record.target_kind.value

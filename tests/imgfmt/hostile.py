@@ -15,11 +15,11 @@ ALLOWED_EXTRA_BYTES = 16 << 20
 Decoded = TypeVar("Decoded")
 
 
-def damaged(raw: bytes) -> Iterator[bytes]:
-    """Every proper beginning of `raw`, and every copy with one bit flipped."""
+def damaged(raw: bytes, step: int = 1) -> Iterator[bytes]:
+    """Every proper beginning of `raw`, and the copies with one bit flipped, of each `step` bits."""
     for end in range(len(raw)):
         yield raw[:end]
-    for bit in range(len(raw) * 8):
+    for bit in range(0, len(raw) * 8, step):
         copy = bytearray(raw)
         copy[bit // 8] ^= 1 << bit % 8
         yield bytes(copy)
@@ -29,13 +29,14 @@ def check_damage(
     raw: bytes,
     decode: Callable[[bytes], Decoded],
     encode: Callable[[Decoded], bytes | Sequence[Octets]],
+    step: int = 1,
 ) -> int:
     """Assert that damage is refused in one line, or accepted as just what would be written.
 
     Returns how many of the damaged copies were accepted.
     """
     accepted = 0
-    for copy in damaged(raw):
+    for copy in damaged(raw, step):
         refusal = ""
         try:
             value = decode(copy)

@@ -158,7 +158,7 @@ def test_cuts_do_not_depend_on_how_a_file_is_fed(case: tuple[File, list[int]], s
     assert runs_of(cut(file, splits, skip_zeros=skip)) == (model_chunks(file), model_holes(file))
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(files(), st.booleans())
 def test_cuts_are_the_same_when_fed_page_by_page(file: File, skip: bool) -> None:
     every = range(len(file.pages))

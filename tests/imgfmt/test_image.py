@@ -172,6 +172,11 @@ def test_variants_with_unknown_keys_are_refused() -> None:
         lambda: Member("a", TREE, provenance=(("b", ""), ("a", ""))),
         lambda: Member("a", TREE, provenance=pairs({str(n): "" for n in range(257)})),
         lambda: Member("a", TREE, mount_path="\udc80"),
+        lambda: Member("a", TREE, mount_path="/\udc80"),
+        lambda: Member("a", TREE, role="\udc80"),
+        lambda: Member("a", TREE, role=3),  # type: ignore[arg-type]
+        lambda: Member("a", TREE, provenance=(("a", 3),)),  # type: ignore[arg-type]
+        lambda: Image((Member("a", TREE),), annotations=(("a", b"3"),)),  # type: ignore[arg-type]
         lambda: Image((Member("a", TREE),), annotations=(("b", ""), ("a", ""))),
         lambda: Image((Member("a", TREE),), annotations=(("a", ""), ("a", ""))),
         lambda: Image(

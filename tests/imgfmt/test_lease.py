@@ -154,6 +154,7 @@ def test_a_doomed_table_that_breaks_a_rule_is_refused(
         Doomed.decode(encode_doomed(good_columns() | change, **head), "doomed 00")
 
 
+@pytest.mark.slow
 def test_the_largest_doomed_table_costs_at_most_four_times_its_size() -> None:
     n_rows = leases.MAX_DOOMED
     numbers = np.arange(n_rows, dtype="u8")

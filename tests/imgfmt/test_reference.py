@@ -279,6 +279,7 @@ def test_text_that_is_no_unicode_can_not_be_stored() -> None:
         record.encode()
 
 
+@pytest.mark.slow
 def test_a_record_full_of_nonsense_costs_little_memory() -> None:
     raw = encode_record("reference", fields_of(history=[[[]] * 60_000] * 3))
     peak = peak_bytes(lambda: ReferenceRecord.decode(raw, "ref"))

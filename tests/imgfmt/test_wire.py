@@ -464,6 +464,7 @@ def test_a_hostile_record_costs_at_most_four_times_its_size(raw: bytes) -> None:
     assert peak < 4 * len(raw) + ALLOWED_EXTRA_BYTES
 
 
+@pytest.mark.slow
 def test_a_hostile_table_costs_at_most_four_times_its_size() -> None:
     claims = [["one", 1, 2**39], ["two", 2, 2**39], ["eight", 8, 2**39], ["digest", 32, 2**39]]
     hostile: list[Any] = [

@@ -87,6 +87,9 @@ def test_members_are_directories_or_stored(store: Path, snapshot: Path) -> None:
         lambda s: snapcask.push(s, "a:1", store=s, members={"x": s}),
         lambda s: snapcask.push(s, "a@blake3:0123456789", store=s),
         lambda s: snapcask.push(s, "a:1", store=s, require=["?"]),
+        lambda s: snapcask.push(s, 3, store=s),  # type: ignore[arg-type]
+        lambda s: snapcask.pull(b"a:1", s, store=s),  # type: ignore[arg-type]
+        lambda s: snapcask.open_image(3, store=s),  # type: ignore[arg-type]
         lambda s: snapcask.push(s, "a:1", store=s, facts={"k": "\udce9"}),
         lambda s: snapcask.push(s, "a:1", store=s, annotations={"k": "v" * 200_000}),
         lambda s: snapcask.push(s, "a:1", store=s, max_memory_bytes=1000),
@@ -94,6 +97,7 @@ def test_members_are_directories_or_stored(store: Path, snapshot: Path) -> None:
         lambda s: snapcask.MemberSource(),
         lambda s: snapcask.MemberSource(s, image="a:1"),
         lambda s: snapcask.MemberSource(s, image_member="x"),
+        lambda s: snapcask.MemberSource(s, facts={"a": ""}),
         lambda s: snapcask.MemberSource(image="a:1", facts={"a": "b"}),
     ],
 )
@@ -104,6 +108,24 @@ def test_what_makes_no_sense_is_invalid_input(store: Path, call: Callable[[Path]
     assert [path for path in sorted(store.rglob("*")) if path.is_file()] == [
         path for path in before if path.is_file()
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"facts": {"k": ""}}, "fact 'k' is empty"),
+        ({"facts": {"": "v"}}, "fact '' is empty"),
+        ({"facts": {"k": 3}}, "'k' is not UTF-8 text"),
+        ({"annotations": {"k": 3}}, "'k' is not UTF-8 text"),
+        ({"annotations": {"k": b"v"}}, "'k' is not UTF-8 text"),
+    ],
+)
+def test_a_push_publishes_nothing_that_no_reader_would_take(
+    store: Path, snapshot: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(snapcask.InvalidInput, match=message):
+        snapcask.push(snapshot, "a:1", store=store, **given)
+    assert not list(store.glob("refs/*"))
 
 
 def test_the_environment_is_not_read(
@@ -271,6 +293,23 @@ def test_a_push_that_loses_its_reference_to_another_is_told_and_loses_nothing(
     with snapcask.open_image("a:1", store=store) as image:
         assert image.read("small.img") == (other / "small.img").read_bytes()
     assert snapcask.push(snapshot, "a:2", store=store).counts.new_bytes == 0
+
+
+def test_names_of_one_symbolic_link_come_back_as_one(
+    store: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    os.symlink("nowhere", snapshot / "a-link")
+    os.link(snapshot / "a-link", snapshot / "sub" / "z-link", follow_symlinks=False)
+    pushed = snapcask.push(snapshot, "a:1", store=store)
+    snapcask.pull("a:1", tmp_path / "out", store=store)
+    found = [os.lstat(tmp_path / "out" / name) for name in ("a-link", "sub/z-link")]
+    assert found[0].st_ino == found[1].st_ino
+    assert found[0].st_nlink == 2
+    assert contents(tmp_path / "out") == contents(snapshot)
+    with snapcask.open_image("a:1", store=store) as image:
+        assert image.stat("sub/z-link").link_target == "nowhere"
+        assert image.stat("sub/z-link").size_bytes == 7
+    assert snapcask.push(tmp_path / "out", store=store, reference=None).digest == pushed.digest
 
 
 def test_warnings_about_a_malformed_dump_do_not_stop_a_push(store: Path, snapshot: Path) -> None:

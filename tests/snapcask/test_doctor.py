@@ -18,7 +18,8 @@ from transfer import doctor
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_LOCAL_BYTES", 16 << 20)
+    monkeypatch.setattr(doctor, "_LOCAL_BYTES", 4 << 20)
+    monkeypatch.setattr(doctor, "_RANGE_BYTES", 1 << 20)
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_odd_names_are_valid_and_unambiguous_json(call: Call, store: Path, odd: 
     ]
     for entries in documents:
         assert {raw_path(entry) for entry in entries} == {*ODD_NAMES, b"link"}
+        (linked,) = [entry for entry in entries if entry["type"] == "symlink"]
+        assert bytes.fromhex(linked["target_hex"]) == b"to\xe9\n"
     os.unlink(os.fsencode(odd) + b"/caf\xe9")
     call("push", odd, "a:2")
     changes = strict(call("diff", "a:1", "a:2", "--json").out)["changes"]

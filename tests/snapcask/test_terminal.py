@@ -110,3 +110,8 @@ def test_ages_shares_and_tables() -> None:
     assert table(("A", "LONG"), [("xyz", "1")], right=" r") == ["A    LONG", "xyz     1"]
     assert table((), []) == []
     assert sentence("a\n b\x1b[1m") == r"a b\x1b[1m"
+    path = "/begins" + "/middle" * 500 + "/ends"
+    shown = sentence(f"{path}: the path is too long")
+    assert shown.startswith("/begins/")
+    assert shown.endswith("/ends: the path is too long")
+    assert len(shown) < 1000

@@ -90,6 +90,7 @@ def test_members_come_from_directories_and_from_the_store(
         f"r2={other}", "--role", "r0=rank", "--mount-path", "r1=/data", "--json",
     )  # fmt: skip
     assert made.document["new_bytes"] == 0
+    assert "image, 3 members" in call("ls").out
     members = call("inspect", "all:1", "--json").document["members"]
     assert [m["name"] for m in members] == ["r0", "r1", "r2"]
     assert members[0]["role"] == "rank"

@@ -354,6 +354,7 @@ def test_chunks_cross_blocks(tmp_path: Path, page_bytes: int) -> None:
     check_same(store, report.digest, sample)
 
 
+@pytest.mark.slow
 def test_many_small_files_share_blocks(tmp_path: Path, store: PosixStore) -> None:
     files = {f"d{i % 7}/f{i}": noise(i % 300 * 40, i) for i in range(1500)}
     sample = write_files(tmp_path / "sample", files)
@@ -455,6 +456,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["open_pack", "commit_pack"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["small", "pages-2.img"])

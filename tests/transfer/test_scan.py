@@ -126,6 +126,16 @@ def test_names_of_one_file_form_a_group(tmp_path: Path) -> None:
     assert listing.entries[alone.group] is alone
 
 
+def test_names_of_one_symbolic_link_form_a_group(tmp_path: Path) -> None:
+    os.symlink("nowhere", tmp_path / "a")
+    os.link(tmp_path / "a", tmp_path / "b", follow_symlinks=False)
+    listing = scan(tmp_path)
+    first, later = entry_of(listing, "a"), entry_of(listing, "b")
+    assert listing.entries[first.group] is listing.entries[later.group] is first
+    assert (first.size_bytes, later.size_bytes) == (7, 0)
+    assert first.target == later.target == b"nowhere"
+
+
 def test_symbolic_links_are_listed_and_not_followed(tmp_path: Path) -> None:
     make(tmp_path, "target/inside")
     targets = {"to-dir": b"target", "away": b"../../etc", "nowhere": b"\xff", "self": b"self"}

@@ -9,7 +9,8 @@ EXTRAS ?= dev#          optional dependencies to install, e.g. EXTRAS=dev,s3
 PYTEST_ARGS ?=#         e.g. PYTEST_ARGS='-k wire -x'
 BENCH ?=#               benchmarks/bench_$(BENCH).py is what `make bench` runs; without it, the suite
 BENCH_ARGS ?=#          its arguments, e.g. BENCH=dedup BENCH_ARGS='--synthetic-gib 8'
-QUICK ?=#               anything: the suite's quick mode, some minutes
+QUICK ?=#               anything: the suite's quick mode, two minutes
+README ?=#              anything: `make bench-report` writes README.md's figures from benchmarks/out/full.json
 FIGURES ?=#             a folder: `make bench-report` writes the charts there too, as SVG files
 APT_PACKAGES ?= zstd xfsprogs btrfs-progs runc# what the tests need from the system
 
@@ -129,7 +130,8 @@ bench: venv ## Run the benchmarks (QUICK=1: in small; BENCH=chunking: one of the
 
 .PHONY: bench-report
 bench-report: venv ## Draw what was measured: benchmarks/out/report.html
-	@$(PYTHON) benchmarks/draw.py $(if $(FIGURES),--figures $(FIGURES))
+	@if [ -n "$(README)" ]; then $(PYTHON) benchmarks/readme.py --write; fi
+	$(PYTHON) benchmarks/draw.py $(if $(FIGURES),--figures $(FIGURES))
 
 .PHONY: clean
 clean: ## Remove caches, builds and what demo and benchmarks left; .venv stays

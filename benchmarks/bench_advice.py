@@ -79,35 +79,50 @@ def command_of(
 @contextlib.contextmanager
 def replica(command: Sequence[str], ready: Path, *, hash_seed: bool) -> Iterator[int]:
     """A running process that has written `ready`; gives its id. It is killed at the end."""
+    with started(command, hash_seed=hash_seed) as process:
+        wait_until_ready(process, ready)
+        yield process.pid  # setarch becomes the program that it starts
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], *, hash_seed: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is killed at the end."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
     if hash_seed:
         environment["PYTHONHASHSEED"] = "0"
     with subprocess.Popen(command, env=environment) as process:
         try:
-            deadline_s = time.monotonic() + READY_TIMEOUT_S
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise RuntimeError(f"{' '.join(command)} did not start")
-                time.sleep(0.01)
-            yield process.pid  # setarch becomes the program that it starts
+            yield process
         finally:
             process.kill()
 
 
+def wait_until_ready(process: subprocess.Popen[bytes], ready: Path) -> None:
+    """Wait for the file. Raises RuntimeError if the process ends or takes too long."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError(f"{process.args!r} did not start")
+        time.sleep(0.01)
+
+
 def measure(setting: Setting, folder: Path, weights_mb: float, kv_mb: float) -> list[Added]:
-    """Start, capture and cut both replicas, one after the other."""
-    study = Study([PAGE_CDC, BOUND])
-    added = []
-    for number in range(2):
-        ready, target = folder / f"ready-{number}", folder / f"dump-{number}"
-        command = command_of(setting, number, ready, weights_mb, kv_mb)
-        with replica(command, ready, hash_seed=setting.hash_seed) as pid:
-            capture_process(pid, target)
-        found = study.add(target)
-        new_bytes, bound_bytes = (found.by_way[w.name].new_bytes for w in study.ways)
-        added.append(Added(found.logical_bytes, found.zero_bytes, new_bytes, bound_bytes))
-        shutil.rmtree(target)
-        ready.unlink()
+    """Start both replicas at once; capture and cut them one after the other."""
+    study, target, added = Study([PAGE_CDC, BOUND]), folder / "dump", []
+    files = [folder / f"ready-{number}" for number in range(2)]
+    with contextlib.ExitStack() as ends:
+        processes = []
+        for number, ready in enumerate(files):
+            command = command_of(setting, number, ready, weights_mb, kv_mb)
+            processes.append(ends.enter_context(started(command, hash_seed=setting.hash_seed)))
+        for process, ready in zip(processes, files, strict=True):
+            wait_until_ready(process, ready)
+            capture_process(process.pid, target)
+            found = study.add(target)
+            new_bytes, bound_bytes = (found.by_way[w.name].new_bytes for w in study.ways)
+            added.append(Added(found.logical_bytes, found.zero_bytes, new_bytes, bound_bytes))
+            shutil.rmtree(target)
+            ready.unlink()
     return added
 
 

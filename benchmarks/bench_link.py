@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bench_s3 import environment, snapcask
+from benchmarks.bucket import bucket_server
 from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.report import Report, Samples, Value
 from benchmarks.round_trips import add_requests
@@ -115,9 +116,8 @@ class Bench:
 @contextlib.contextmanager
 def filled(folder: Path, link: Link | None) -> Iterator[Bench]:
     """A server that has the snapshot of the folder, behind the link."""
-    (folder / "server").mkdir()
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.seaweedfs(folder / "server"))
+        server = stack.enter_context(bucket_server(folder / "server"))
         port = int(server.endpoint.rpartition(":")[2])
         running = stack.enter_context(slow_link(port, link, folder)) if link else None
         bench = Bench(folder, server, running)

@@ -32,6 +32,7 @@ from typing import Any
 from benchmarks.bench_cache import drop
 from benchmarks.bench_link import parsed_link, store_url
 from benchmarks.bench_s3 import environment, snapcask
+from benchmarks.bucket import bucket_server
 from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.models import write_model
 from benchmarks.report import Report, Samples
@@ -45,6 +46,7 @@ from transfer.mounts import unmount
 WEIGHTS_SHARE = 0.75
 """Of the snapshot; the rest are pages as of a process, 41 % of them zero."""
 
+STORE = "ready"
 TENSOR_BYTES = 4 << 20
 FEW = 0.05
 """Of the weights may come from disk in a start that has them in the page cache."""
@@ -97,7 +99,7 @@ class Node:
         self.copied = folder / "copied"
         self.mounted.mkdir()
         self._environment = environment() | {
-            "SNAPCASK_STORE": store_url(endpoint, "store"),
+            "SNAPCASK_STORE": store_url(endpoint, STORE),
             "SNAPCASK_CACHE": str(self.cache),
             "SNAPCASK_ALLOW_ROOT_FILESYSTEM": "1",
         }
@@ -147,7 +149,7 @@ class Node:
         """`s5cmd cp`, then the same load of the copy; no snapshot has to do with it."""
         self.copied.mkdir()
         start, s5cmd = Start(), clients()[0]
-        place = Place(self.endpoint, servers.BUCKET, "plain/", str(self.copied))
+        place = Place(self.endpoint, servers.BUCKET, f"{STORE}-plain/", str(self.copied))
         command = ["sh", "-c", '"$@" && sync -f "$0"', str(self.copied), *s5cmd.get(place)]
         run = timed(command, self.folder, self._environment)
         start.seconds["fetch_s"] = run.wall_s
@@ -224,14 +226,13 @@ def a_node(folder: Path, size_bytes: int, link: Link | None) -> Iterator[Node]:
     weights_bytes = int(size_bytes * WEIGHTS_SHARE)
     make_process_like(snapshot, size_bytes - weights_bytes)
     write_model(snapshot, weights_bytes, tensor_bytes=TENSOR_BYTES)
-    (folder / "server").mkdir()
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.seaweedfs(folder / "server"))
-        store = store_url(server.endpoint, "store")
+        server = stack.enter_context(bucket_server(folder / "server"))
+        store = store_url(server.endpoint, STORE)
         snapcask("init", store, "--codec", "raw", "-q")
         snapcask("push", str(snapshot), "bench:x", "--store", store, "-q")
         for path in snapshot.iterdir():
-            server.client().upload_file(str(path), servers.BUCKET, f"plain/{path.name}")
+            server.client().upload_file(str(path), servers.BUCKET, f"{STORE}-plain/{path.name}")
         shutil.rmtree(snapshot)
         endpoint = server.endpoint
         if link is not None:

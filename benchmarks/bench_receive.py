@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.frame import options_of, reporting
-from benchmarks.limits import ProbeConfig, probe_limits
+from benchmarks.limits import ProbeConfig, memory_limits
 from benchmarks.receivers import BUCKET, KEY, RANGE_BYTES, RECEIVERS, Facts, Taken
 from benchmarks.report import Report, Samples
 
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with reporting("bench_receive", options.folder) as (folder, report):
         compare(folder, options, report)
-        report.rows += probe_limits(folder, ProbeConfig(n_repeats=3))[:1]
+        report.rows += memory_limits(ProbeConfig(n_repeats=3))[:1]
 
 
 if __name__ == "__main__":

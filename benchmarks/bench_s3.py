@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.bucket import bucket_server
 from benchmarks.frame import gigabytes, options_of, reporting
 from benchmarks.report import (
     Cost,
@@ -64,8 +65,7 @@ def s5cmd(endpoint: str, prefix: str, target: Path) -> None:
 def compare(folder: Path, size_bytes: int, rounds: int, report: Report) -> None:
     """Measure both in turn, `rounds` times."""
     make_snapshot(folder / "snapshot", size_bytes)
-    (folder / "server").mkdir()
-    with servers.seaweedfs(folder / "server") as server:
+    with bucket_server(folder / "server") as server:
         store = f"s3://{servers.BUCKET}/bench?endpoint={server.endpoint}"
         snapcask("init", store, "--codec", "raw")
         said = json.loads(

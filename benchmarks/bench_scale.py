@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from benchmarks.frame import options_of, reporting
-from benchmarks.limits import ProbeConfig, probe_limits
+from benchmarks.limits import ProbeConfig, memory_limits
 from benchmarks.report import Cost, PeakMemory, Report, Samples, cpu_seconds
 from benchmarks.synthetic import TablesOnlyStore, make_sparse_files, synthetic_reading
 from imgfmt import layout
@@ -214,9 +214,9 @@ def measure_open(folder: Path, rounds: int, report: Report) -> Opened:
     return result
 
 
-def add_limits(folder: Path, opened: Opened, config: ProbeConfig, report: Report) -> None:
+def add_limits(opened: Opened, config: ProbeConfig, report: Report) -> None:
     """What the machine needs to hash and to copy the objects that were opened."""
-    for row in probe_limits(folder, config)[:2]:
+    for row in memory_limits(config):
         rate = row.values["gb_s"]
         assert isinstance(rate, Samples)
         limit_s = opened.object_bytes / rate.median / 1e9
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with reporting("bench_scale", options.folder) as (folder, report):
         measure_pushes(folder, int(options.tb * 1e12), config, report)
         opened = measure_open(folder, options.rounds, report)
-        add_limits(folder, opened, ProbeConfig(file_bytes=4 << 20), report)
+        add_limits(opened, ProbeConfig(), report)
 
 
 if __name__ == "__main__":

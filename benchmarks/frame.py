@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.limits import ProbeConfig, probe_limits
+from benchmarks.limits import ProbeConfig, shared_limits
 from benchmarks.report import Report, machine
 
 N_PROBES = 3
@@ -52,6 +52,6 @@ def reporting(
         report = Report(name, machine(Path(made)))
         yield Path(made), report
         if limits:
-            report.rows += probe_limits(Path(made), ProbeConfig(n_repeats=N_PROBES))
+            report.rows += shared_limits(Path(made), ProbeConfig(n_repeats=N_PROBES))
         report.show()
         print(f"\nwritten: {report.write()}")

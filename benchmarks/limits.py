@@ -1,11 +1,13 @@
 """What the bare machine can do, to set beside a result: memory, hash, disk, loopback.
 
-The suite says through the environment how large a file the probes may write (BENCH_PROBE_MIB).
+The suite says through the environment how much the probes may write and copy (BENCH_PROBE_MIB),
+and where the first script that probes leaves what it found for those after it (BENCH_LIMITS).
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import socket
@@ -20,15 +22,17 @@ from blake3 import blake3
 
 from benchmarks.report import Row, Samples, Value, Work, repeat
 
+_MOST_MIB = int(os.environ.get("BENCH_PROBE_MIB") or 1024)
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
     """How much the probes move. Less memory than the CPU caches hold measures those instead."""
 
     n_repeats: int = 5
-    memory_bytes: int = 256 * 1024 * 1024  # copied and hashed
+    memory_bytes: int = min(256, _MOST_MIB) * 1024 * 1024  # copied and hashed
     piece_bytes: int = 256 * 1024  # hashed at a time
-    file_bytes: int = int(os.environ.get("BENCH_PROBE_MIB") or 1024) * 1024 * 1024
+    file_bytes: int = _MOST_MIB * 1024 * 1024
     block_bytes: int = 4 * 1024 * 1024  # of one read or write; O_DIRECT wants multiples of 4096
 
 
@@ -38,6 +42,35 @@ def probe_limits(folder: Path, config: ProbeConfig) -> list[Row]:
     The file is removed again; a write ends with fsync. Where the file system has no O_DIRECT, the
     value is "unsupported".
     """
+    return [
+        *memory_limits(config),
+        *(Row(case, {"gb_s": rate}) for case, rate in _file_rates(folder, config).items()),
+        Row("loopback", {"gb_s": _loopback(config)}),
+    ]
+
+
+def shared_limits(folder: Path, config: ProbeConfig) -> list[Row]:
+    """As `probe_limits`, or what an earlier script of the suite's quick mode has found."""
+    kept = os.environ.get("BENCH_LIMITS")
+    if kept is None:
+        return probe_limits(folder, config)
+    path = Path(kept)
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [Row(case, {"gb_s": _parsed(rate)}) for case, rate in found]
+    rows = probe_limits(folder, config)
+    rates = [(row.case, row.values["gb_s"]) for row in rows]
+    plain = [(case, rate.values if isinstance(rate, Samples) else rate) for case, rate in rates]
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    return rows
+
+
+def _parsed(rate: list[float] | str) -> Value:
+    return rate if isinstance(rate, str) else Samples(tuple(rate))
+
+
+def memory_limits(config: ProbeConfig) -> list[Row]:
+    """The first two of them, memory copy and hash."""
     n_bytes, step, n_repeats = config.memory_bytes, config.piece_bytes, config.n_repeats
     source = memoryview(np.random.default_rng(0).bytes(n_bytes))
     target = np.ones(n_bytes, np.uint8)  # each page touched before the clock runs
@@ -50,8 +83,6 @@ def probe_limits(folder: Path, config: ProbeConfig) -> list[Row]:
     return [
         Row("memory copy", {"gb_s": repeat(copy, n_repeats).wall_s.gb_s(n_bytes)}),
         Row("BLAKE3", {"gb_s": repeat(digest, n_repeats).wall_s.gb_s(n_bytes)}),
-        *(Row(case, {"gb_s": rate}) for case, rate in _file_rates(folder, config).items()),
-        Row("loopback", {"gb_s": _loopback(config)}),
     ]
 
 

@@ -294,6 +294,7 @@ def main() -> None:
     """Be one of the libraries."""
     name, verb, place = sys.argv[1:]
     LIBRARIES[name, verb](Place(**json.loads(place)))
+    os._exit(0)  # all is done; obstore's threads often abort a process that ends by and by
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ state of each case: ok, skipped (and why) or failed. Run: `make bench`, `make be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,13 +31,17 @@ CASE_LIMIT_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One script with its arguments in each mode. `lacks` says what the machine has not, or ""."""
+    """One script with its arguments in each mode.
+
+    `lacks` says what the machine has not, or "". Those that use a bucket share a server when quick.
+    """
 
     name: str
     script: str
     quick: str
     full: str
     lacks: Callable[[], str] = str
+    uses_bucket: bool = False
 
     def arguments(self, *, quick: bool) -> list[str]:
         """What the script is called with."""
@@ -61,60 +66,86 @@ def _no_mounts_and_s3() -> str:
 
 
 CASES = (
-    Case("chunking", "bench_chunking", "--mib 64 --rounds 3", ""),
-    Case("dedup", "bench_dedup", "--weights-mb 10 --servers 5", "--peers"),
+    Case("chunking", "bench_chunking", "--mib 48 --rounds 2", ""),
+    Case("dedup", "bench_dedup", "--weights-mb 8 --servers 4", "--peers"),
     Case(
         "dedup-synthetic",
         "bench_dedup",
         "--synthetic-gib 0.04 --servers 4",
-        "--synthetic-gib 4 --servers 6",
+        "--synthetic-gib 1 --servers 6",
     ),
-    Case("advice", "bench_advice", "--weights-mb 20 --kv-mb 20", ""),
-    Case("push", "bench_push", "--gb 0.25 --rounds 3", ""),
-    Case("verbs", "bench_verbs", "--gb 0.1 --rounds 1", ""),
-    Case("push-1", "bench_push", "--gb 0.125 --rounds 1", "--gb 1 --rounds 3"),
-    Case("scale", "bench_scale", "--tb 0.01 --rounds 2", ""),
-    Case("scale-tenth", "bench_scale", "--tb 0.005 --rounds 2", "--tb 0.1"),
-    Case("scale-hundredth", "bench_scale", "--tb 0.002 --rounds 2", "--tb 0.01"),
-    Case("metadata", "bench_metadata", "--mb 200", ""),
-    Case("peers", "bench_peers", "--gb 0.05 --rounds 1", ""),
+    Case("advice", "bench_advice", "--weights-mb 4 --kv-mb 8", ""),
+    Case("push", "bench_push", "--gb 0.1 --rounds 2", "--gb 4 --rounds 5"),
+    Case("verbs", "bench_verbs", "--gb 0.05 --rounds 1", "--gb 2 --rounds 3"),
+    Case("push-1", "bench_push", "--gb 0.05 --rounds 1", "--gb 1 --rounds 3"),
+    Case("scale", "bench_scale", "--tb 0.001 --rounds 1", "--tb 0.3"),
+    Case("scale-tenth", "bench_scale", "--tb 0.0005 --rounds 1", "--tb 0.1"),
+    Case("scale-hundredth", "bench_scale", "--tb 0.0002 --rounds 1", "--tb 0.01"),
+    Case("metadata", "bench_metadata", "--mb 100", ""),
+    Case("peers", "bench_peers", "--gb 0.02 --rounds 1", "--gb 1 --rounds 2"),
     Case(
         "receive",
         "bench_receive",
-        "--gb 0.25 --object-gb 0.125 --rounds 1",
-        "",
+        "--gb 0.1 --object-gb 0.1 --rounds 1 --connections 4 --receivers zero_copy obstore",
+        "--gb 2 --rounds 3",
         _no_s3,
     ),
     Case(
         "receive-processes",
         "bench_receive_processes",
-        "--gb 0.25 --object-gb 0.125 --rounds 1 --processes 1 2",
-        "",
+        "--gb 0.1 --object-gb 0.1 --rounds 1 --connections 4 --processes 1 2 --loops",
+        "--gb 2 --rounds 3",
         _no_s3,
     ),
-    Case("s3", "bench_s3", "--gb 0.1 --rounds 1", "", _no_s3),
+    Case("s3", "bench_s3", "--gb 0.05 --rounds 1", "--gb 2 --rounds 3", _no_s3, True),
     Case(
         "link",
         "bench_link",
         "--gb 0.02 --rounds 1 --links 20:1000 --clients snapcask s5cmd",
-        "",
+        "--gb 0.25 --rounds 1",
         _no_s3,
+        True,
     ),
     Case(
         "ready",
         "bench_ready",
-        "--gb 0.03 --rounds 1 --ways cold disk memory",
-        "",
+        "--gb 0.03 --rounds 1 --ways cold disk",
+        "--gb 2 --rounds 2",
         _no_mounts_and_s3,
+        True,
     ),
-    Case("cache", "bench_cache", "--gb 0.1 --rounds 1", "", _not_root),
+    Case("cache", "bench_cache", "--gb 0.05 --rounds 1", "--gb 2 --rounds 3", _not_root),
     Case("csi", "bench_csi", "--pods 10 --mounts 100 --rounds 1", "", _not_root),
     Case("gpu-dedup", "bench_gpu_dedup", "--weights-mb 200", "", _no_gpu),
     Case("load", "bench_load", "--gib 1 --disk-gib 1 --rounds 2", "", _no_gpu),
 )
 
 
-def run_case(case: Case, *, quick: bool) -> dict[str, object]:
+@contextlib.contextmanager
+def shared_by_cases(cases: Iterable[Case], *, quick: bool) -> Iterator[dict[str, str]]:
+    """What saves quick cases time, as variables: limits measured once, one S3 server.
+
+    Full cases share nothing: what a disk does half an hour later is no limit of what it did.
+    """
+    if not quick:
+        yield {}
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-shared-") as made,
+        contextlib.ExitStack() as ends,
+    ):
+        found = {"BENCH_PROBE_MIB": str(QUICK_PROBE_MIB), "BENCH_LIMITS": f"{made}/limits.json"}
+        if any(case.uses_bucket and not case.lacks() for case in cases):
+            from benchmarks.bucket import bucket_server
+            from tests.transfer.s3 import servers
+
+            if servers.tool("weed") is not None:
+                server = ends.enter_context(bucket_server(Path(made, "server")))
+                found["BENCH_S3"] = server.endpoint
+        yield found
+
+
+def run_case(case: Case, *, quick: bool, shared: Mapping[str, str]) -> dict[str, object]:
     """Run one case, showing what it prints. Returns its entry of the document."""
     arguments = case.arguments(quick=quick)
     line = f"python benchmarks/{case.script}.py {shlex.join(arguments)}".rstrip()
@@ -124,9 +155,7 @@ def run_case(case: Case, *, quick: bool) -> dict[str, object]:
         print(f"skipped: {why}")
         return entry | {"state": "skipped", "why": why}
     with tempfile.TemporaryDirectory(prefix="bench-suite-") as out:
-        environment = {**os.environ, "BENCH_OUT": out}
-        if quick:
-            environment["BENCH_PROBE_MIB"] = str(QUICK_PROBE_MIB)
+        environment = {**os.environ, **shared, "BENCH_OUT": out}
         command = [sys.executable, str(HERE / f"{case.script}.py"), *arguments]
         begun_s, begun_cpu_s = time.monotonic(), cpu_seconds()
         try:
@@ -143,20 +172,21 @@ def run_case(case: Case, *, quick: bool) -> dict[str, object]:
     return entry | {"state": "ok", "reports": reports}
 
 
-def run_suite(cases: Iterable[Case], *, quick: bool, folder: Path) -> tuple[Path, list[str]]:
+def run_suite(cases: Sequence[Case], *, quick: bool, folder: Path) -> tuple[Path, list[str]]:
     """Run cases one after the other; returns where the JSON is, and the names of failed ones."""
     mode = "quick" if quick else "full"
     path, load_before, entries = folder / f"{mode}.json", os.getloadavg()[0], []
     folder.mkdir(parents=True, exist_ok=True)
-    for case in cases:
-        entries.append(run_case(case, quick=quick))
-        document = {
-            "suite": mode,
-            "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "load_before": load_before,  # processes that ran or waited, before the first case
-            "cases": entries,
-        }  # written after each case, so that a run that is cut short leaves what it has
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    with shared_by_cases(cases, quick=quick) as shared:
+        for case in cases:
+            entries.append(run_case(case, quick=quick, shared=shared))
+            document = {
+                "suite": mode,
+                "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "load_before": load_before,  # processes that ran or waited, before the first case
+                "cases": entries,
+            }  # written after each case, so that a run that is cut short leaves what it has
+            path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path, [str(entry["case"]) for entry in entries if entry["state"] == "failed"]
 
 

@@ -19,7 +19,7 @@ def test_it_measures_our_transports(
     if not nginx:
         monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(Report, "write", lambda report: tmp_path)
-    monkeypatch.setattr(bench_receive, "probe_limits", lambda folder, config: [])
+    monkeypatch.setattr(bench_receive, "memory_limits", lambda config: [])
     arguments = ["--gb", "0.05", "--object-gb", "0.03", "--rounds", "1", "--connections", "2"]
     bench_receive.main([*arguments, "--folder", str(tmp_path), "--receivers", "zero_copy"])
     shown = capsys.readouterr().out

@@ -51,8 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
         report = Report("tiny", machine(folder))
         pushes = measure_pushes(folder, size_bytes, CONFIG, report)
         opened = measure_open(folder, 2, report)
-        probes = ProbeConfig(n_repeats=1, memory_bytes=MIB, file_bytes=MIB, block_bytes=MIB)
-        add_limits(folder, opened, probes, report)
+        add_limits(opened, ProbeConfig(n_repeats=1, memory_bytes=MIB), report)
         found.append(Result(folder, pushes, opened, report))
     return found
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.limits import ProbeConfig, probe_limits
+from benchmarks import limits
+from benchmarks.limits import ProbeConfig, probe_limits, shared_limits
 from benchmarks.report import Samples
 
 MIB = 1024 * 1024
@@ -69,3 +70,21 @@ def test_probes_raise_when_a_buffered_write_is_refused(
 def test_probes_raise_other_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         probe_limits(tmp_path / "missing", TINY)
+
+
+def test_what_one_script_of_the_quick_suite_found_is_given_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_LIMITS", str(tmp_path / "limits.json"))
+    found = shared_limits(tmp_path, TINY)
+    monkeypatch.setattr(limits, "probe_limits", None)  # whoever probes again fails
+    assert shared_limits(tmp_path, TINY) == found
+
+
+def test_without_the_suite_every_script_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENCH_LIMITS", raising=False)
+    rows = shared_limits(tmp_path, TINY)
+    assert len(rows) == 8
+    assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,13 @@ from benchmarks.report import HERE
 from benchmarks.suite import CASES, Case, main, run_suite, said_of_time
 
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 from benchmarks.report import Report, machine
 report = Report("bench_tiny", machine(Path(".")))
 report.add("it", n=int(sys.argv[1]))
+report.add("shared", limits=os.environ.get("BENCH_LIMITS", "no"))
 report.write()
 sys.exit(int(sys.argv[2]))
 """
@@ -50,7 +52,7 @@ def test_reports_of_all_cases_are_in_one_file_with_their_states(folder: Path) ->
     found = cases_of(path)
     assert [entry["state"] for entry in found] == ["ok", "failed", "skipped", "ok"]
     assert found[2]["why"] == "needs a moon"
-    assert found[0]["reports"][0]["rows"] == [{"case": "it", "n": 1}]
+    assert found[0]["reports"][0]["rows"][0] == {"case": "it", "n": 1}
     assert found[0]["reports"][0]["machine"]["n_cores"] >= 1
     assert found[0]["reports"][0]["command"].endswith("bench_tiny.py 1 0")
     assert found[0]["seconds"] > 0
@@ -60,7 +62,19 @@ def test_reports_of_all_cases_are_in_one_file_with_their_states(folder: Path) ->
 def test_a_mode_has_its_own_arguments_and_file(folder: Path) -> None:
     path, _ = run_suite([Case("x", "bench_tiny", "1 0", "2 0")], quick=False, folder=folder / "out")
     assert path.name == "full.json"
-    assert cases_of(path)[0]["reports"][0]["rows"] == [{"case": "it", "n": 2}]
+    assert cases_of(path)[0]["reports"][0]["rows"][0] == {"case": "it", "n": 2}
+
+
+def test_only_quick_cases_share_what_was_measured_of_the_machine(folder: Path) -> None:
+    cases = [Case("x", "bench_tiny", "1 0", "1 0"), Case("y", "bench_tiny", "1 0", "1 0")]
+    shared = {}
+    for quick in (True, False):
+        path, _ = run_suite(cases, quick=quick, folder=folder / "out")
+        shared[quick] = [entry["reports"][0]["rows"][1]["limits"] for entry in cases_of(path)]
+    first, second = shared[True]
+    assert first == second != "no"
+    assert not Path(first).parent.exists()
+    assert shared[False] == ["no", "no"]
 
 
 def test_every_case_is_of_a_benchmark_that_is_there() -> None:

@@ -1,8 +1,9 @@
 """How fast tensors reach a GPU, beside what the machine can do.
 
-Cases: the pinned copy alone; files in tmpfs, in the page cache, in a mounted image and in a store
-to device memory, unverified, verified by the CPU and by the device; cold files by O_DIRECT beside
-bare O_DIRECT threads; the path of the wire; other loaders on the same files; host memory.
+Cases: the pinned copy alone; threads that only read and copy; files in tmpfs, in the page cache,
+in a mounted image and in a store to device memory, unverified, verified by the CPU and by the
+device; cold files by O_DIRECT beside bare O_DIRECT threads; the path of the wire; other loaders on
+the same files; host memory.
 Run: `make bench BENCH=load`. Needs an NVIDIA GPU, and root for the mounted image.
 """
 
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,6 +97,39 @@ def pageable_copy(bench: Bench, size_bytes: int) -> None:
             driver.synchronize(stream)
             rates.append(size_bytes // len(memory) * len(memory) / _since(begun_s) / 1e9)
     bench.report.add("limit: pageable copy", gb_s=Samples(tuple(rates)))
+
+
+def threads_alone(bench: Bench, path: Path) -> None:
+    """Threads that read one file and copy it, each with two slots and a stream: nothing else."""
+    driver, slot_bytes = bench.driver, bench.config.slot_bytes
+    n_threads, size_bytes = max(1, bench.config.n_threads * 3 // 4), path.stat().st_size
+    descriptor, rates = os.open(path, os.O_RDONLY), []
+    with bench.pool.lend() as arena, owned_memory(driver, 0, size_bytes) as pointer:
+        pairs = [[arena.allocate(slot_bytes) for _ in range(2)] for _ in range(n_threads)]
+
+        def work(slots: list[memoryview], offsets: Iterator[int]) -> None:
+            driver.activate(0)
+            with owned_stream(driver, 0) as stream:
+                events = [driver.create_event(0) for _ in slots]
+                for turn, offset in enumerate(offsets):
+                    view, event = slots[turn % 2], events[turn % 2]
+                    n_bytes = min(slot_bytes, size_bytes - offset)
+                    driver.wait(event)
+                    os.preadv(descriptor, [view[:n_bytes]], offset)
+                    driver.copy_to_device(pointer + offset, address_of(view), n_bytes, stream)
+                    driver.record(event, stream)
+                driver.synchronize(stream)
+                for event in events:
+                    driver.destroy_event(0, event)
+
+        for _ in range(bench.rounds + 1):
+            offsets = iter(range(0, size_bytes, slot_bytes))
+            begun_s = time.perf_counter()
+            with ThreadPoolExecutor(n_threads) as threads:
+                list(threads.map(work, pairs, [offsets] * n_threads))
+            rates.append(size_bytes / _since(begun_s) / 1e9)
+    os.close(descriptor)
+    bench.report.add("limit: threads that only read and copy", gb_s=Samples(tuple(rates[1:])))
 
 
 def _since(begun_s: float) -> float:
@@ -320,8 +355,8 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a folder on disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=LoadConfig().n_threads)
-    parser.add_argument("--slot-mib", type=int, default=8)
-    parser.add_argument("--pinned-mib", type=int, default=160)
+    parser.add_argument("--slot-mib", type=int, default=LoadConfig().slot_bytes // MIB)
+    parser.add_argument("--pinned-mib", type=int, default=LoadConfig().pinned_bytes // MIB)
     parser.add_argument("--workers", default="auto", help="auto, threads or processes")
     parser.add_argument("--cases", default="copy,tmpfs,store,wire,disk,mounted,peers,memory")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
@@ -364,6 +399,7 @@ def run_cases(bench: Bench, options: argparse.Namespace, fast: Path, slow: Path)
         pinned_copy(bench, min(size_bytes, 8 * GIB))
         pageable_copy(bench, min(size_bytes, 2 * GIB))
     if "tmpfs" in cases:
+        threads_alone(bench, min(model.glob("*.safetensors")))
         for verify in MODES:
             checked = None if verify is Verify.OFF else tree
             measure(bench, "tmpfs", from_directory(model, checked), verify)

@@ -76,7 +76,7 @@ async def load(
     may be read with gives access to them; None looks at no cache. A damaged chunk comes from the
     store, and is told of in the report's warnings. As for a mount, a digest needs no store then.
 
-    Host memory for transfers is `max_pinned_bytes` (160 MiB) of page-locked memory, or a `pool`
+    Host memory for transfers is `max_pinned_bytes` (128 MiB) of page-locked memory, or a `pool`
     made once for many loads. `pinned` page-locks what is loaded to "cpu". With `gpudirect` the
     device reads files itself where that is proven to work, else they are read as usual.
 

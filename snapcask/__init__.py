@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from transfer.pull import PullReport as PullReport
     from transfer.pull_plan import PullPlan as PullPlan
     from transfer.push import PushReport as PushReport
+    from transfer.reader import ChunkSpan as ChunkSpan
     from transfer.verify import VerifyReport as VerifyReport
 
 __version__ = "0.1.0"  # the build reads it from here, so printing it needs no metadata look-up
@@ -87,6 +88,7 @@ _HOMES = {
     **dict.fromkeys(_CALLS, "snapcask.api"),
     **dict.fromkeys(_LOADS, "snapcask.api_loading"),
     "Check": "imgfmt.compat",
+    "ChunkSpan": "transfer.reader",
     "CollectReport": "transfer.collect",
     "CompatReport": "restore.compat",
     "DeviceFailed": "restore.driver",
@@ -114,6 +116,7 @@ _HOMES = {
 __all__ = [
     "AccessDenied",
     "Check",
+    "ChunkSpan",
     "CollectReport",
     "CompatReport",
     "Conflict",

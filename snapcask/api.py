@@ -15,6 +15,7 @@ from snapcask import aio
 from snapcask.handles import AsyncImageHandle, EntryStat, PathText
 from snapcask.running import LoopThread, blocking
 from snapcask.stores import StoreName
+from transfer.reader import ChunkSpan
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -89,6 +90,10 @@ class ImageHandle:
     def stat(self, path: PathText) -> EntryStat:
         """What is recorded of a path; "" is the root. Raises NotFound."""
         return self._image.stat(path)
+
+    def chunks(self, path: PathText) -> list[ChunkSpan]:
+        """See `AsyncImageHandle.chunks`."""
+        return self._image.chunks(path)
 
     def read(self, path: PathText, offset: int = 0, length: int = -1) -> bytes:
         """See `AsyncImageHandle.read`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from imgfmt.errors import InvalidInput
 from imgfmt.tree import EntryType
-from transfer.reader import ImageReader
+from transfer.reader import ChunkSpan, ImageReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -64,6 +64,13 @@ class AsyncImageHandle:
             mtime_ns=entry.mtime_s * 1_000_000_000 + entry.mtime_ns,
             link_target=os.fsdecode(entry.target) if is_link else None,
         )
+
+    def chunks(self, path: PathText) -> list[ChunkSpan]:
+        """Chunks of a file, ascending; what lies between them is zero. Raises as `read` does.
+
+        With their offsets `load_ranges` brings ranges of chunks to memory of the caller.
+        """
+        return self._reader.chunks(path)
 
     async def read(self, path: PathText, offset: int = 0, length: int = -1) -> bytes:
         """Bytes of a file in [offset, offset + length), or to its end if `length` is negative.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ from transfer.oserrors import printable
 from transfer.plan import Numbers
 from transfer.pull import choose_image, choose_members
 from transfer.threads import Threads
+
+
+class ChunkSpan(NamedTuple):
+    """A chunk of a file: `n_bytes` from `offset` on that have this digest."""
+
+    offset: int
+    n_bytes: int
+    digest: Digest
 
 
 class ImageReader:
@@ -58,6 +67,14 @@ class ImageReader:
     def stat(self, path: str | bytes) -> Entry:
         """What the tree says of a path. Raises NotFound."""
         return self._tree.entry(self._find(path))
+
+    def chunks(self, path: str | bytes) -> list[ChunkSpan]:
+        """Chunks of a file, ascending; what lies between them is zero. Raises as `read_into`."""
+        tree = self._tree
+        first, end = tree.chunk_range(self._file(path))
+        offsets, lengths = tree.chunk_offset[first:end], tree.chunk_bytes[first:end]
+        digests = [Digest(raw.tobytes()) for raw in tree.chunk_digest[first:end]]
+        return list(map(ChunkSpan, offsets.tolist(), lengths.tolist(), digests))
 
     async def read(self, path: str | bytes, offset: int, length: int) -> bytes:
         """The bytes of a file in [offset, offset + length), fewer where it ends before."""

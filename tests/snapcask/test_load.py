@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 import snapcask
-from snapcask import CorruptData, InvalidInput, NotFound, Unsupported
+from snapcask import CorruptData, Digest, InvalidInput, NotFound, Unsupported
 from tests.filesystems import disk
 from tests.restore.loading import Content, model
 from tests.snapcask.conftest import Call
@@ -58,6 +60,33 @@ def test_ranges_go_to_memory_of_the_caller(store: Path, weights: tuple[Path, Con
     assert report.verified
     raw = (root / "model-1.safetensors").read_bytes()
     assert buffer.tobytes() == raw[5:905] + bytes(100)
+
+
+def test_a_range_of_chunks_goes_to_memory_of_the_caller(
+    store: Path, weights: tuple[Path, Content]
+) -> None:
+    root, _ = weights
+    snapcask.push(root, "m:1", store=store)
+    file = "model-1.safetensors"
+    raw = (root / file).read_bytes()
+    with snapcask.open_image("m:1", store=store) as image:
+        chunks = image.chunks(file)
+        with pytest.raises(NotFound, match="absent"):
+            image.chunks("absent")
+        with pytest.raises(InvalidInput, match="not a regular file"):
+            image.chunks("")
+    for chunk in chunks:
+        piece = raw[chunk.offset : chunk.offset + chunk.n_bytes]
+        assert Digest(blake3(piece).digest()) == chunk.digest
+    between = raw[: chunks[0].offset] + b"".join(
+        raw[one.offset + one.n_bytes : other.offset] for one, other in pairwise(chunks)
+    )
+    assert not any(between)
+    first, last = chunks[3], chunks[7]
+    buffer = np.zeros(last.offset + last.n_bytes - first.offset, np.uint8)
+    wanted = [snapcask.FileRange(file, first.offset, len(buffer), buffer.ctypes.data)]
+    assert snapcask.load_ranges("m:1", wanted, device="cpu", store=store).verified
+    assert buffer.tobytes() == raw[first.offset : last.offset + last.n_bytes]
 
 
 def test_a_directory_that_differs_from_its_image_is_not_loaded(

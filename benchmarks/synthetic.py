@@ -21,8 +21,8 @@ from imgfmt.chunking import MIN_CHUNK_BYTES, PageMarks, Profile
 from imgfmt.digest import Octets
 from imgfmt.layout import PACKS, REFS
 from imgfmt.reference import ReferenceRecord
-from transfer.ingest import Chunk, Segment
-from transfer.scan import SourceFile
+from transfer.pushing.ingest import Chunk, Segment
+from transfer.pushing.scan import SourceFile
 from transfer.store.base import PackSink, StoredReference
 from transfer.store.posix import PosixStore
 
@@ -59,7 +59,10 @@ def synthetic_reading(changed_share: float = 0.0) -> Iterator[None]:
         return blake3(found).digest() if is_changed else found
 
     with mock.patch.multiple(
-        "transfer.ingest", _data_extents=_all_data, _read_segments=_read_segments, _digest=digest
+        "transfer.pushing.ingest",
+        _data_extents=_all_data,
+        _read_segments=_read_segments,
+        _digest=digest,
     ):
         yield
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from imgfmt.cpu_features import features_of_flags
 from imgfmt.facts import canonical, joined
 from restore.gpu_facts import has_driver, nvml_facts, proc_facts
-from transfer.provenance import host_facts
+from transfer.pushing.provenance import host_facts
 
 _MAX_FILE_BYTES = 64 << 10
 _CRIU_TIMEOUT_S = 5.0

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from transfer.collect import CollectReport as CollectReport
     from transfer.progress import Progress as Progress
     from transfer.pull import PullReport as PullReport
-    from transfer.pull_plan import PullPlan as PullPlan
+    from transfer.pulling.pull_plan import PullPlan as PullPlan
     from transfer.push import PushReport as PushReport
     from transfer.reader import ChunkSpan as ChunkSpan
     from transfer.verify import VerifyReport as VerifyReport
@@ -100,7 +100,7 @@ _HOMES = {
     "MemberSource": "snapcask.requests",
     "PinnedPool": "restore.pinned",
     "Progress": "transfer.progress",
-    "PullPlan": "transfer.pull_plan",
+    "PullPlan": "transfer.pulling.pull_plan",
     "PullReport": "transfer.pull",
     "PushReport": "transfer.push",
     "StoreRecord": "imgfmt.store_record",

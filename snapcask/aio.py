@@ -29,8 +29,8 @@ from transfer.collect import CollectReport, collect, plan_collection
 from transfer.progress import Progress, Silent
 from transfer.pull import PullReport
 from transfer.pull import pull as pull_image
-from transfer.pull_plan import PullPlan
-from transfer.pull_plan import plan_pull as plan_pull_of_image
+from transfer.pulling.pull_plan import PullPlan
+from transfer.pulling.pull_plan import plan_pull as plan_pull_of_image
 from transfer.push import PushReport
 from transfer.push import push as push_image
 from transfer.reader import open_reader

@@ -11,9 +11,9 @@ from imgfmt.errors import InvalidInput
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.reference import parse_reference
 from transfer.catalog import Catalog
-from transfer.provenance import DirectoryFacts, describe_directory
 from transfer.pull import choose_image, choose_members
 from transfer.push import DirectorySource, PushRequest
+from transfer.pushing.provenance import DirectoryFacts, describe_directory
 from transfer.threads import Threads
 
 MAIN = "main"

@@ -19,10 +19,10 @@ from imgfmt.lease import Decision, Doomed, ObjectKind, Verdict
 from transfer.catalog import Catalog
 from transfer.execute import each
 from transfer.garbage import PREFIXES, Garbage, Named, Needed, mark, object_key, unneeded
-from transfer.indexing import forget_packs
 from transfer.leases import WriterLease, boot_s, live_leases
 from transfer.leftovers import remove_leftovers
 from transfer.progress import Progress, Silent
+from transfer.pushing.indexing import forget_packs
 from transfer.references import whoami
 from transfer.tasks import beside, finished
 

@@ -23,10 +23,10 @@ from transfer.buffers import BufferPool
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import each
-from transfer.indexing import write_segment
 from transfer.leases import WriterLease, read_doomed
 from transfer.naming import tag
 from transfer.progress import PhaseClock, Progress, Silent
+from transfer.pushing.indexing import write_segment
 from transfer.references import whoami
 from transfer.tasks import beside, finished
 from transfer.threads import Threads

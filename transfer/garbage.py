@@ -17,9 +17,9 @@ from imgfmt.digest import Digest
 from imgfmt.errors import CorruptData, InvalidImage, NotFound
 from imgfmt.image import Image
 from imgfmt.lease import MAX_DOOMED, Doomed, ObjectKind
-from transfer.adoption import pack_prefixes
 from transfer.catalog import Catalog
 from transfer.execute import each
+from transfer.pushing.adoption import pack_prefixes
 
 N_READERS = 8
 """Placements in memory at once: that of 1 TB takes some 25 MB."""

@@ -25,10 +25,10 @@ from transfer.buffers import BufferPool
 from transfer.catalog import Catalog
 from transfer.compare import distinct
 from transfer.config import TransferConfig
-from transfer.ingest import Ingest
 from transfer.progress import Progress
-from transfer.provenance import describe_directory
-from transfer.scan import scan_directory
+from transfer.pushing.ingest import Ingest
+from transfer.pushing.provenance import describe_directory
+from transfer.pushing.scan import scan_directory
 from transfer.tasks import first_cause
 from transfer.threads import Threads
 

@@ -16,18 +16,18 @@ from imgfmt.digest import Digest
 from imgfmt.errors import InvalidInput, NotFound, StoreUnavailable
 from imgfmt.image import Image, Member, Variants
 from imgfmt.tree import ROOT, EntryType, Tree
-from transfer.attributes import Warnings, WriterProfile
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
 from transfer.execute import Executor, ReadStats, Sink
-from transfer.materialise import MembersWriter, TreeWriter
 from transfer.oserrors import printable
 from transfer.plan import Numbers
 from transfer.progress import Clock, PhaseClock, Progress, Silent
-from transfer.pull_names import IN_PLACE, MARKER
-from transfer.resume import Resumption
+from transfer.pulling.attributes import Warnings, WriterProfile
+from transfer.pulling.materialise import MembersWriter, TreeWriter
+from transfer.pulling.names import IN_PLACE, MARKER
+from transfer.pulling.resume import Resumption
+from transfer.pulling.staging import Staging
 from transfer.separation import check_target
-from transfer.staging import Staging
 from transfer.threads import Threads
 
 

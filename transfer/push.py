@@ -18,23 +18,23 @@ from imgfmt.errors import Conflict, ImageError, StoreUnavailable
 from imgfmt.image import Image, Member, Rule, pairs
 from imgfmt.lease import ObjectKind
 from imgfmt.reference import TargetKind
-from transfer.adoption import adopt_packs
 from transfer.buffers import BufferPool, page_aligned
 from transfer.catalog import Catalog
 from transfer.collect import end_left_epochs
 from transfer.config import TransferConfig
-from transfer.contents import ContentRecorder, Place
-from transfer.drafts import Draft, draft_of_listing, draft_of_member
 from transfer.execute import each
-from transfer.indexing import join_segments
-from transfer.ingest import Batch, Chunk, Ingest, Span
-from transfer.known import KnownChunks
 from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch
 from transfer.leftovers import remove_leftovers
-from transfer.packer import PackedCounts, Packer
 from transfer.progress import Clock, PhaseClock, Progress, Silent
+from transfer.pushing.adoption import adopt_packs
+from transfer.pushing.contents import ContentRecorder, Place
+from transfer.pushing.drafts import Draft, draft_of_listing, draft_of_member
+from transfer.pushing.indexing import join_segments
+from transfer.pushing.ingest import Batch, Chunk, Ingest, Span
+from transfer.pushing.known import KnownChunks
+from transfer.pushing.packer import PackedCounts, Packer
+from transfer.pushing.scan import Listing, check_unchanged, scan_directory
 from transfer.references import next_record, take_back, whoami
-from transfer.scan import Listing, check_unchanged, scan_directory
 from transfer.separation import check_source
 from transfer.store.base import StoredReference
 from transfer.tasks import TAKE_BACK_S, both, finished, first_cause

@@ -9,7 +9,7 @@ import click
 from snapcask.commands.options import json_option, quiet_option, store_option
 
 if TYPE_CHECKING:
-    from transfer.indexing import RebuildReport
+    from transfer.pushing.indexing import RebuildReport
 
 
 @click.group(no_args_is_help=False)
@@ -49,7 +49,7 @@ def rebuild(store: str, as_json: bool, quiet: bool) -> int:
 
 async def _rebuild(store: str) -> RebuildReport:
     from snapcask.stores import opened
-    from transfer.indexing import rebuild_index
+    from transfer.pushing.indexing import rebuild_index
 
     async with opened(store, write=True) as catalog:
         return await rebuild_index(catalog)

@@ -18,7 +18,7 @@ from snapcask.commands.options import (
 
 if TYPE_CHECKING:
     from transfer.pull import PullReport
-    from transfer.pull_plan import PullPlan
+    from transfer.pulling.pull_plan import PullPlan
 
 
 @click.command()

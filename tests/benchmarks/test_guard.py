@@ -19,8 +19,8 @@ import snapcask
 from benchmarks.bench_push import bare_loop, push_once
 from benchmarks.report import Work, repeat
 from benchmarks.snapshots import make_snapshot
-from transfer import ingest
 from transfer.config import MIB
+from transfer.pushing import ingest
 
 SIZE_BYTES = 256 * MIB
 PRESENT = {"known": 1.28, "new": 1.37, "pull": 1.48}

@@ -15,7 +15,7 @@ from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, CorruptData, InvalidImage, NotFound, StoreUnavailable
 from imgfmt.image import Image
 from tests.transfer.collecting import Clock, ClockedStore
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     new_store,
     noise,
     pushed,

@@ -31,7 +31,7 @@ from tests.transfer.collecting import (
     collect_all,
     nothing,
 )
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     CONFIG,
     new_store,
     noise,

@@ -13,7 +13,7 @@ from imgfmt.lease import Doomed
 from imgfmt.reference import parse_reference
 from imgfmt.store_record import NewChunks
 from tests.transfer.fixture_store import flip
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     CONFIG,
     KIB,
     MIB,

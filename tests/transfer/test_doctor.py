@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imgfmt.errors import AccessDenied
-from tests.transfer.pushing import new_store, run
+from tests.transfer.pushes import new_store, run
 from transfer import doctor
 from transfer.config import MIB
 from transfer.doctor import Diagnosis, Health, diagnose

@@ -15,7 +15,7 @@ from imgfmt.digest import Digest
 from imgfmt.errors import InvalidImage, OutOfResources, StoreUnavailable
 from imgfmt.lease import Decision, Doomed, Lease, ObjectKind, Verdict
 from tests.transfer.collecting import Clock
-from tests.transfer.pushing import new_store, run
+from tests.transfer.pushes import new_store, run
 from transfer import leases
 from transfer.catalog import Catalog, open_catalog
 from transfer.leases import WriterLease, boot_s, read_doomed, rescue_epoch

@@ -13,7 +13,7 @@ from imgfmt import layout
 from imgfmt.errors import AccessDenied
 from imgfmt.lease import Lease
 from imgfmt.store_record import StoreRecord
-from tests.transfer.pushing import CONFIG, RECORD, run, write_files
+from tests.transfer.pushes import CONFIG, RECORD, run, write_files
 from transfer.catalog import Catalog, init_store
 from transfer.collect import collect
 from transfer.leases import WriterLease

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imgfmt import layout
-from tests.transfer.pushing import RECORD, run
+from tests.transfer.pushes import RECORD, run
 from transfer.catalog import Catalog, init_store
 from transfer.store.posix import PosixStore
 

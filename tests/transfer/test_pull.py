@@ -50,10 +50,10 @@ from tests.transfer.fixture_store import (
 )
 from tests.transfer.killing import forked, kill
 from tests.transfer.privilege import modes_count
-from transfer import moving, staging
 from transfer.catalog import open_catalog
 from transfer.config import TransferConfig
 from transfer.pull import PullReport, pull
+from transfer.pulling import moving, staging
 from transfer.store.posix import PosixStore
 
 NODES: Nodes = {

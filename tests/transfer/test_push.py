@@ -34,7 +34,7 @@ from imgfmt.errors import (
 from imgfmt.image import Image, Member
 from imgfmt.store_record import NewChunks
 from tests.transfer.privilege import modes_count
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     CONFIG,
     KIB,
     MIB,

@@ -21,7 +21,7 @@ from imgfmt.errors import (
 )
 from imgfmt.image import Image
 from imgfmt.store_record import NewChunks
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     MIB,
     Operations,
     new_store,

@@ -11,9 +11,9 @@ import pytest
 
 from imgfmt.errors import InvalidInput
 from tests.transfer.fixture_store import CONFIG, FixtureStore, Node, run
-from tests.transfer.pushing import new_store, pushed, write_files
+from tests.transfer.pushes import new_store, pushed, write_files
 from transfer.pull import pull
-from transfer.pull_plan import plan_pull
+from transfer.pulling.pull_plan import plan_pull
 from transfer.store.posix import PosixStore
 
 

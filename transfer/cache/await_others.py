@@ -15,8 +15,8 @@ from transfer.cache.claims import Awaited
 from transfer.cache.layout import DomainPaths
 from transfer.cache.owners import read_object
 from transfer.cache.places import Source, part_folders, read_places
-from transfer.journal import JournalReader
 from transfer.plan import Numbers
+from transfer.pulling.journal import JournalReader
 from transfer.threads import Threads
 
 POLL_S = 0.02

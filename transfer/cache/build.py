@@ -16,7 +16,6 @@ import numpy as np
 
 from imgfmt.digest import Digest
 from imgfmt.errors import ImageError
-from transfer.attributes import Warnings, WriterProfile
 from transfer.cache.disks import MAIN
 from transfer.cache.durable import TEMPORARY, remove_file, replace_file, sync_folder
 from transfer.cache.layout import CacheRoot, DomainPaths
@@ -35,10 +34,11 @@ from transfer.cache.trash import discard, discard_at, take_back
 from transfer.catalog import MemberContent
 from transfer.checking import bad_chunks
 from transfer.filesystems import sync_filesystem
-from transfer.journal import Flags, Journal, begin_journal, read_journal
-from transfer.materialise import TreeWriter
 from transfer.parts import Parts
 from transfer.plan import Numbers
+from transfer.pulling.attributes import Warnings, WriterProfile
+from transfer.pulling.journal import Flags, Journal, begin_journal, read_journal
+from transfer.pulling.materialise import TreeWriter
 from transfer.threads import Threads
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

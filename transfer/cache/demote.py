@@ -33,9 +33,9 @@ from transfer.cache.places import (
 from transfer.cache.records import Damage, Mark
 from transfer.cache.trash import discard_at, domain_roots, take_back
 from transfer.checking import bad_among, wrong_entries
-from transfer.journal import begin_journal
 from transfer.oserrors import printable
 from transfer.plan import Numbers
+from transfer.pulling.journal import begin_journal
 
 
 def build_again(cache: CacheRoot, paths: DomainPaths, digest: Digest) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from imgfmt.errors import NotFound, OutOfResources
-from transfer.attributes import Warnings
 from transfer.cache.await_others import follow
 from transfer.cache.build import Build, commit
 from transfer.cache.claims import Awaited, Claimant, Claims, Twins, find_twins
@@ -33,6 +32,7 @@ from transfer.cache.spread import Spread
 from transfer.execute import Executor, Strict, each
 from transfer.plan import Numbers
 from transfer.progress import Progress
+from transfer.pulling.attributes import Warnings
 from transfer.tasks import first_cause
 
 SLICE_CHUNKS = 2048

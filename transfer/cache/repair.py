@@ -30,8 +30,8 @@ from transfer.execute import Executor, Strict
 from transfer.filesystems import sync_filesystem
 from transfer.oserrors import printable, translate
 from transfer.plan import Numbers
+from transfer.pulling.writing import write_all
 from transfer.threads import Threads
-from transfer.writing import write_all
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC

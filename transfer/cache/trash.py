@@ -8,7 +8,7 @@ import secrets
 
 from imgfmt.digest import Digest
 from transfer.cache.layout import CacheRoot, DomainPaths
-from transfer.moving import remove_tree
+from transfer.pulling.moving import remove_tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -20,7 +20,6 @@ from imgfmt.digest import Digest, digest_of
 from imgfmt.errors import Conflict, CorruptData, ImageError, NotFound, StoreUnavailable
 from imgfmt.image import Image, Member
 from imgfmt.tree import Tree
-from transfer.attributes import Warnings
 from transfer.cache.build import Build
 from transfer.cache.disks import ByDisk
 from transfer.cache.durable import read_file, replace_file
@@ -40,6 +39,7 @@ from transfer.filesystems import sync_filesystem
 from transfer.memory_limit import is_memory_limited
 from transfer.progress import Clock, PhaseClock, Progress, Silent
 from transfer.pull import choose_image, choose_members
+from transfer.pulling.attributes import Warnings
 from transfer.threads import Threads
 
 _POLL_S = 0.02

@@ -21,7 +21,7 @@ from transfer.cache import trash
 from transfer.cache.build import Build
 from transfer.cache.evict import evict_all
 from transfer.cache.owners import is_sound
-from transfer.materialise import TreeWriter
+from transfer.pulling.materialise import TreeWriter
 from transfer.store.posix import PosixStore
 
 Make = Callable[[Path], World]

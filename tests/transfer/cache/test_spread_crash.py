@@ -24,7 +24,7 @@ from transfer.cache.damage import add_damage
 from transfer.cache.evict import evict_all
 from transfer.cache.owners import is_sound
 from transfer.cache.publish import mount_one
-from transfer.materialise import TreeWriter
+from transfer.pulling.materialise import TreeWriter
 from transfer.store.posix import PosixStore
 
 pytestmark = pytest.mark.root

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.transfer.pushing import MIB, noise, write_files
+from tests.transfer.pushes import MIB, noise, write_files
 from tests.transfer.s3.servers import READER, Server
 
 FILES = {"pages-1.img": noise(20 * MIB), "small.img": b"small", "text": b"words " * 50_000}

@@ -17,7 +17,7 @@ from imgfmt.digest import Digest
 from imgfmt.errors import ErrorKind, ImageError
 from imgfmt.store_record import NewChunks, StoreRecord
 from tests.transfer.killing import exit_code, start_forked
-from tests.transfer.pushing import CONFIG, noise, push_request, request_of, target_of, write_files
+from tests.transfer.pushes import CONFIG, noise, push_request, request_of, target_of, write_files
 from tests.transfer.s3.servers import Server
 from tests.transfer.store_check import files_below, files_of
 from transfer.catalog import init_store, open_catalog

@@ -21,13 +21,13 @@ from imgfmt.image import Image
 from imgfmt.store_record import NewChunks
 from tests.snapcask.support import contents
 from tests.transfer.killing import After, Meter, count_files, killed, metered
-from tests.transfer.pushing import RECORD, noise, push_request, request_of, target_of, write_files
+from tests.transfer.pushes import RECORD, noise, push_request, request_of, target_of, write_files
 from tests.transfer.s3.servers import Server
 from transfer.catalog import Catalog, open_catalog
 from transfer.config import TransferConfig
 from transfer.pull import PullReport, pull
-from transfer.pull_names import MARKER
-from transfer.pull_plan import PullPlan, plan_pull
+from transfer.pulling.names import MARKER
+from transfer.pulling.pull_plan import PullPlan, plan_pull
 from transfer.push import PushReport
 from transfer.store.s3.config import MIB, S3Config
 from transfer.store.s3.store import S3Store

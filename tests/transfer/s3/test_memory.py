@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.transfer.pushing import write_files
+from tests.transfer.pushes import write_files
 from tests.transfer.s3.support import store_at
 from tests.transfer.s3.test_transfers import push_directory, run
 from transfer.store.s3.config import MIB

@@ -16,7 +16,7 @@ from imgfmt.digest import digest_of
 from imgfmt.errors import AccessDenied, Conflict, ImageError, InvalidInput, NotFound
 from imgfmt.tree import Entry, EntryType
 from tests.transfer.privilege import modes_count
-from transfer.scan import Listing, check_unchanged, scan_directory
+from transfer.pushing.scan import Listing, check_unchanged, scan_directory
 
 
 def scan(root: Path, *, skip_special: bool = False) -> Listing:

@@ -31,13 +31,13 @@ from tests.transfer.fixture_store import (
 )
 from tests.transfer.killing import forked, kill
 from tests.transfer.privilege import modes_count
-from transfer import resume as resuming
-from transfer import staging
 from transfer.catalog import open_catalog
 from transfer.pull import PullReport, pull
-from transfer.pull_names import is_marker
-from transfer.pull_plan import plan_pull
-from transfer.scan import scan_directory
+from transfer.pulling import resume as resuming
+from transfer.pulling import staging
+from transfer.pulling.names import is_marker
+from transfer.pulling.pull_plan import plan_pull
+from transfer.pushing.scan import scan_directory
 from transfer.store.posix import PosixStore
 
 pytestmark = pytest.mark.slow

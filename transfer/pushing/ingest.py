@@ -28,9 +28,9 @@ from imgfmt.chunking import (
     page_marks,
 )
 from transfer.buffers import BufferPool, Lease
-from transfer.contents import ContentRecorder
 from transfer.oserrors import printable, translate
-from transfer.scan import FileIdentity, Listing, SourceFile, changed
+from transfer.pushing.contents import ContentRecorder
+from transfer.pushing.scan import FileIdentity, Listing, SourceFile, changed
 from transfer.threads import Threads, Turns
 
 SMALL_FILE_BYTES = 1024 * 1024

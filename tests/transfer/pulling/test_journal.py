@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from imgfmt.digest import Digest
-from transfer.journal import JournalReader, begin_journal, read_journal
+from transfer.pulling.journal import JournalReader, begin_journal, read_journal
 
 TREE = Digest(bytes(range(32)))
 SESSION = b"a session of 16b"

@@ -17,11 +17,11 @@ from imgfmt.image import Member
 from imgfmt.placement import Placement
 from imgfmt.tree import Tree, build_tree
 from transfer.catalog import Catalog
-from transfer.contents import ChunkPlaces, ContentRecorder
 from transfer.execute import each
-from transfer.known import N_LOOKERS, KnownChunks
 from transfer.oserrors import printable, translate
-from transfer.scan import Listing, changed
+from transfer.pushing.contents import ChunkPlaces, ContentRecorder
+from transfer.pushing.known import N_LOOKERS, KnownChunks
+from transfer.pushing.scan import Listing, changed
 
 
 @dataclass(slots=True)

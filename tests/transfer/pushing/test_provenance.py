@@ -10,8 +10,8 @@ import pytest
 
 from imgfmt import criu
 from imgfmt.criu import Inventory, Pagemap, PagemapEntry, Process
-from transfer import provenance
-from transfer.provenance import describe_directory, host_facts
+from transfer.pushing import provenance
+from transfer.pushing.provenance import describe_directory, host_facts
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from transfer.catalog import Catalog, MemberContent
 from transfer.config import TransferConfig
 from transfer.plan import chunk_table, plan_reads
 from transfer.pull import check_names, choose_image, choose_members, n_files, unpacked_bytes
-from transfer.resume import chunks_there
+from transfer.pulling.resume import chunks_there
+from transfer.pulling.staging import Staging
 from transfer.separation import check_target
-from transfer.staging import Staging
 from transfer.threads import Threads
 
 

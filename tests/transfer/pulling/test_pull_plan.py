@@ -12,8 +12,8 @@ import pytest
 from imgfmt.digest import Digest
 from imgfmt.errors import InvalidInput, NotFound, OutOfResources
 from tests.transfer.fixture_store import CONFIG, MIB, FixtureStore, Node, noise, run
-from tests.transfer.test_resume import NODES, cut_off, pulled
-from transfer.pull_plan import PullPlan, plan_pull
+from tests.transfer.pulling.test_resume import NODES, cut_off, pulled
+from transfer.pulling.pull_plan import PullPlan, plan_pull
 
 
 @pytest.fixture

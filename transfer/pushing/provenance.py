@@ -58,7 +58,7 @@ def describe_directory(path: str | bytes) -> DirectoryFacts:
     if MANIFEST_FILE in names:
         try:
             raw = _read(root, MANIFEST_FILE, MANIFEST_LIMIT_BYTES, whole=True)
-            from transfer.manifest import parse_manifest  # YAML, which few directories have
+            from transfer.pushing.manifest import parse_manifest  # YAML, which few directories have
 
             facts |= facts_of_manifest(parse_manifest(raw))
         except ImageError as error:

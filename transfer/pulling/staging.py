@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from imgfmt.digest import Digest
 from imgfmt.errors import Conflict, InvalidInput, OutOfResources
 from transfer.filesystems import sync_filesystem
-from transfer.move_note import is_untouched, moved_entries, write_note
-from transfer.moving import move, remove_tree, rename
 from transfer.oserrors import printable, translate
-from transfer.pull_names import (
+from transfer.pulling.move_note import is_untouched, moved_entries, write_note
+from transfer.pulling.moving import move, remove_tree, rename
+from transfer.pulling.names import (
     IN_PLACE,
     JOURNAL,
     MARKER,

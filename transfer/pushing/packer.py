@@ -33,10 +33,10 @@ from imgfmt.store_record import NewChunks
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog
 from transfer.config import TransferConfig
-from transfer.contents import Place, PlaceTaker
-from transfer.indexing import write_segment
-from transfer.ingest import Batch, Chunk, joined
-from transfer.known import KnownChunks
+from transfer.pushing.contents import Place, PlaceTaker
+from transfer.pushing.indexing import write_segment
+from transfer.pushing.ingest import Batch, Chunk, joined
+from transfer.pushing.known import KnownChunks
 from transfer.store.base import PackSink
 from transfer.threads import Threads
 

@@ -11,13 +11,13 @@ import pytest
 from imgfmt.digest import digest_of
 from imgfmt.pack import MAX_CHUNKS, MAX_PACK_BYTES
 from imgfmt.store_record import NewChunks
-from tests.transfer.pushing import CONFIG, KIB, MIB, new_store, run
+from tests.transfer.pushes import CONFIG, KIB, MIB, new_store, run
 from transfer.buffers import page_aligned
 from transfer.catalog import Catalog, open_catalog
-from transfer.contents import Place
-from transfer.ingest import Batch, Chunk, Span
-from transfer.known import KnownChunks
-from transfer.packer import Packer
+from transfer.pushing.contents import Place
+from transfer.pushing.ingest import Batch, Chunk, Span
+from transfer.pushing.known import KnownChunks
+from transfer.pushing.packer import Packer
 from transfer.store.base import PackSink
 from transfer.store.posix import PosixStore
 from transfer.threads import Threads

@@ -12,7 +12,7 @@ import pytest
 
 from imgfmt import layout
 from imgfmt.errors import ImageError
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     CONFIG,
     MIB,
     Operations,

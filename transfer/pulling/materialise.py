@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from imgfmt.tree import ROOT, EntryType, Tree
-from transfer.attributes import Attributes, Warnings, WriterProfile
 from transfer.execute import Strict, each
 from transfer.oserrors import printable, translate
 from transfer.parts import Parts
 from transfer.plan import Numbers
+from transfer.pulling.attributes import Attributes, Warnings, WriterProfile
+from transfer.pulling.writing import preallocate, write_all
 from transfer.threads import Threads
-from transfer.writing import preallocate, write_all
 
 Entries = npt.NDArray[np.intp]
 """Indices of entries."""

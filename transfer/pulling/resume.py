@@ -17,10 +17,10 @@ from imgfmt.errors import CorruptData, NotFound
 from imgfmt.tree import Tree
 from transfer.checking import SLICE_CHUNKS, bad_among
 from transfer.execute import Executor, Sink
-from transfer.journal import Flags, Journal, begin_journal, read_journal
 from transfer.plan import Numbers
+from transfer.pulling.journal import Flags, Journal, begin_journal, read_journal
+from transfer.pulling.staging import Staging
 from transfer.session import session_of
-from transfer.staging import Staging
 
 
 class Resumption:

@@ -6,7 +6,7 @@ import pytest
 
 from imgfmt.chunking import Cuts, PageRun
 from imgfmt.errors import Internal
-from transfer.contents import ContentRecorder, Place
+from transfer.pushing.contents import ContentRecorder, Place
 
 
 def chunks(*pages: int) -> Cuts:

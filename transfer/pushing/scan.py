@@ -14,7 +14,7 @@ from imgfmt.errors import Conflict, ImageError, InvalidInput
 from imgfmt.tree import Entry, EntryType
 from imgfmt.tree_check import MAX_PATH_BYTES, xattr_is_stored
 from transfer.oserrors import printable, translate
-from transfer.pull_names import IN_PLACE, MARKER, NOTE, PARTIAL, is_marker, unfinished_among
+from transfer.pulling.names import IN_PLACE, MARKER, NOTE, PARTIAL, is_marker, unfinished_among
 
 _SPECIAL = {
     stat.S_IFSOCK: "a socket",

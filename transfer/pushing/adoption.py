@@ -12,8 +12,8 @@ from imgfmt.errors import ImageError, NotFound
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
 from transfer.execute import each
-from transfer.indexing import write_segment
-from transfer.known import N_LOOKERS, KnownChunks
+from transfer.pushing.indexing import write_segment
+from transfer.pushing.known import N_LOOKERS, KnownChunks
 
 N_FOLDERS = 256
 LARGE_PACKS = 65_536

@@ -32,9 +32,9 @@ from tests.transfer.fixture_store import (
     run,
 )
 from tests.transfer.privilege import modes_count
-from transfer.attributes import Warnings, WriterProfile
 from transfer.execute import Executor
-from transfer.materialise import TreeWriter
+from transfer.pulling.attributes import Warnings, WriterProfile
+from transfer.pulling.materialise import TreeWriter
 from transfer.threads import Threads
 
 NOBODY = 65_534

@@ -19,8 +19,8 @@ from imgfmt.errors import CorruptData, ImageError, NotFound
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from transfer.catalog import Catalog
-from transfer.contents import Place
 from transfer.execute import each
+from transfer.pushing.contents import Place
 
 N_LOOKERS = 16
 MERGE_ABOVE_SEGMENTS = 8

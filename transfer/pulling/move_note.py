@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from transfer.pull_names import NOTE
+from transfer.pulling.names import NOTE
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _N_FIELDS = 4

@@ -12,7 +12,7 @@ from imgfmt import index, layout
 from imgfmt.index import IndexSegment
 from imgfmt.pack import PackTable
 from tests.imgfmt.hostile import peak_bytes
-from tests.transfer.pushing import (
+from tests.transfer.pushes import (
     CONFIG,
     MIB,
     new_store,
@@ -22,10 +22,10 @@ from tests.transfer.pushing import (
     run,
     write_files,
 )
-from transfer import indexing, known
 from transfer.catalog import Catalog, open_catalog
-from transfer.indexing import join_segments, write_segment
-from transfer.known import KnownChunks
+from transfer.pushing import indexing, known
+from transfer.pushing.indexing import join_segments, write_segment
+from transfer.pushing.known import KnownChunks
 
 
 def segment_of(seed: int, n_entries: int) -> IndexSegment:

@@ -99,18 +99,9 @@ class Engine:
             workshop.make_lanes(N_LANES if fillers else self.n_threads, plan, staged=staged)
             self._sender(workshop, workshop.lanes).prepare(plan, slots[0])
             if fillers is None:
-                filler = Filler(plan, files, self._targets, checkers, self._damaged)
-                reads = iter(plan.reads)  # shared: its next() is one step for all threads
-                libc_reads = self._libc_may_read() and verify is not Verify.CPU
-                known = partial(checkers.settled, devices[0]) if libc_reads else _never
-                if not known():
-                    self._run_threads(reads, filler, workshop, slots, known)
-                if libc_reads and not checkers.by_cpu:
-                    n_reads = min(self.n_threads, N_THREADS) * 3 // 2  # some wait their turn
-                    fillers = LibcFillers(reads, files, n_reads, filler.device_hasher)
+                fillers = self._threads(plan, files, checkers, workshop, slots)
+                if fillers is not None:
                     stack.callback(fillers.close)
-                else:
-                    self._run_threads(reads, filler, workshop, slots, _never)
             if fillers is not None:
                 self._run_sender(fillers, slots, self._sender(workshop, workshop.lanes))
         if fillers is not None:
@@ -123,6 +114,27 @@ class Engine:
         )  # fmt: skip
 
     # Threads, each of which does all.
+
+    def _threads(
+        self,
+        plan: LoadPlan,
+        files: Files,
+        checkers: Checkers,
+        workshop: Workshop,
+        slots: Sequence[Slot],
+    ) -> LibcFillers | None:
+        """Load what the CPU verifies, or all; returns who is to fill the rest."""
+        filler = Filler(plan, files, self._targets, checkers, self._damaged)
+        reads = iter(plan.reads)  # shared: its next() is one step for all threads
+        if self._libc_may_read():
+            known = partial(checkers.settled, workshop.devices[0])
+            if not known():
+                self._run_threads(reads, filler, workshop, slots, known)
+            if not checkers.by_cpu:
+                n_reads = min(self.n_threads, N_THREADS) * 3 // 2  # some wait their turn
+                return LibcFillers(reads, files, n_reads, filler.device_hasher)
+        self._run_threads(reads, filler, workshop, slots, _never)
+        return None
 
     def _run_threads(
         self,
@@ -183,6 +195,7 @@ class Engine:
     # Others that fill, and this thread, which sends.
 
     def _libc_may_read(self) -> bool:
+        """Whether the C library can do what the CPU does not verify."""
         alone = self._driver.immediate or self._storage is not None
         return not alone and self._config.workers is Workers.AUTO and can_read()
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.snapcask.support import command_line, contents
 
+pytestmark = pytest.mark.slow
+
 STOP_BEFORE_PUBLISHING = """
 import asyncio, sys, transfer.push
 async def finish(self):

@@ -13,6 +13,8 @@ import pytest
 from tests.snapcask.conftest import Call
 from tests.snapcask.support import command_line
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 DROPPED_INTERRUPTION = """

@@ -29,10 +29,10 @@ class LoadReport:
     """What a load did.
 
     `n_bytes` went to devices, `read_bytes` were read, `direct_bytes` of them past the page cache,
-    `gpudirect_bytes` by the device itself;
-    `cpu_checked_bytes` and `device_checked_bytes` were compared with digests. `stages` are seconds
-    that `n_threads` threads together spent on each; `seconds` are by phase and "total". `warnings`
-    are about an image that is not for this machine, damage in the cache, and why GPUDirect was not
+    `gpudirect_bytes` by the device itself; `cpu_checked_bytes` and `device_checked_bytes` were
+    compared with digests. `stages` are seconds that `n_threads` threads together spent on each (a
+    read by the C library waits its turn in it); `seconds` are by phase and "total". `warnings` are
+    about an image that is not for this machine, damage in the cache, and why GPUDirect was not
     used. `from_cache`: an image's bytes came from the cache of this node.
     """
 

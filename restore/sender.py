@@ -60,11 +60,6 @@ class Sender:
         self._turn = 0
         self.device_checked_bytes = 0
 
-    @property
-    def n_flying(self) -> int:
-        """Slots that are on their way."""
-        return len(self._flying)
-
     def prepare(self, plan: LoadPlan, slot: Slot) -> None:
         """Zeros, and what devices need to check: all of it there before the first read."""
         driver, workshop = self._driver, self._workshop

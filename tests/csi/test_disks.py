@@ -16,7 +16,7 @@ from tests.csi.driver import Caller, Driver
 from tests.csi.pods import PodVolume, code_of, leftovers, ours, tagged
 from tests.filesystems import Disk, disk
 from tests.transfer.cache.several import pages
-from tests.transfer.fixture_store import contents, expected
+from tests.transfer.fixture_store import Nodes, contents, expected
 
 
 @pytest.fixture
@@ -55,6 +55,17 @@ def page_files(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("pages-*.img")}
 
 
+def away_with_its_disk(stopped: Driver, further: Disk) -> tuple[Nodes, Driver]:
+    """An image that was published once, and a driver that was stopped before a disk went away."""
+    nodes = pages(1)
+    tagged(stopped.store, "models/a", stopped.store.add(nodes))
+    driver = stopped.start()
+    unpublished(driver, published(driver, "u1"))
+    driver.stop()
+    further.unmount()
+    return nodes, driver
+
+
 def test_a_volume_shows_the_files_of_all_disks(stopped: Driver, further: Disk) -> None:
     nodes = pages(1)
     tagged(stopped.store, "models/a", stopped.store.add(nodes))
@@ -73,12 +84,7 @@ def test_a_volume_shows_the_files_of_all_disks(stopped: Driver, further: Disk) -
 def test_a_disk_that_is_away_is_told_of_and_the_image_is_fetched_where_there_is_room(
     stopped: Driver, further: Disk
 ) -> None:
-    nodes = pages(1)
-    tagged(stopped.store, "models/a", stopped.store.add(nodes))
-    driver = stopped.start()
-    unpublished(driver, published(driver, "u1"))
-    driver.stop()
-    further.unmount()
+    nodes, driver = away_with_its_disk(stopped, further)
     try:
         driver.start()
         assert f"{further.root}/part of cache" in driver.log()
@@ -94,12 +100,7 @@ def test_a_disk_that_is_away_is_told_of_and_the_image_is_fetched_where_there_is_
 def test_an_image_that_was_away_with_its_disk_is_mounted_again_when_that_comes_back(
     stopped: Driver, further: Disk
 ) -> None:
-    nodes = pages(1)
-    tagged(stopped.store, "models/a", stopped.store.add(nodes))
-    driver = stopped.start()
-    unpublished(driver, published(driver, "u1"))
-    driver.stop()
-    further.unmount()
+    nodes, driver = away_with_its_disk(stopped, further)
     driver.start()
     away = stopped.store.root.rename(stopped.store.root.with_name("away"))
     try:
@@ -117,12 +118,7 @@ def test_an_image_that_was_away_with_its_disk_is_mounted_again_when_that_comes_b
 def test_a_disk_that_comes_back_disturbs_nothing_of_an_image_that_was_fetched_again(
     stopped: Driver, further: Disk
 ) -> None:
-    nodes = pages(1)
-    tagged(stopped.store, "models/a", stopped.store.add(nodes))
-    driver = stopped.start()
-    unpublished(driver, published(driver, "u1"))
-    driver.stop()
-    further.unmount()
+    nodes, driver = away_with_its_disk(stopped, further)
     driver.start()
     pod = published(driver, "u2")
     further.mount()

@@ -137,3 +137,10 @@ def load_image(
 
 def spec_names(specs: list[TensorSpec]) -> list[str]:
     return [spec.name for spec in specs]
+
+
+def checked_model(folder: Path) -> tuple[Path, Content, MemberContent]:
+    """A model in `folder`, what it holds, and the tree that a store in there has of it."""
+    content = model(folder / "model")
+    store = asyncio.run(pushed(folder / "model", folder / "store"))
+    return folder / "model", content, asyncio.run(content_of(store))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import mmap
@@ -29,21 +28,17 @@ from tests.restore.loading import (
     CONFIG,
     MIB,
     Content,
-    content_of,
+    checked_model,
     held,
     load_directory,
-    model,
     noise,
-    pushed,
 )
 from transfer.catalog import MemberContent
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> tuple[Path, Content, MemberContent]:
-    content = model(tmp_path / "model")
-    store = asyncio.run(pushed(tmp_path / "model", tmp_path / "store"))
-    return tmp_path / "model", content, asyncio.run(content_of(store))
+    return checked_model(tmp_path)
 
 
 def finished(reads: LibcReads, number: int) -> int:

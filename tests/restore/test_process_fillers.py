@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -18,16 +17,7 @@ from restore import engine
 from restore.load_config import Verify, Workers
 from restore.process_fillers import ProcessFillers
 from restore.testing.fake_driver import FakeDriver
-from tests.restore.loading import (
-    CONFIG,
-    MIB,
-    Content,
-    content_of,
-    held,
-    load_directory,
-    model,
-    pushed,
-)
+from tests.restore.loading import CONFIG, MIB, Content, checked_model, held, load_directory
 from transfer.catalog import MemberContent
 
 Made = tuple[Path, Content, MemberContent]
@@ -50,9 +40,7 @@ def made_by_processes(monkeypatch: pytest.MonkeyPatch) -> list[ProcessFillers]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    content = model(tmp_path / "model")
-    store = asyncio.run(pushed(tmp_path / "model", tmp_path / "store"))
-    return tmp_path / "model", content, asyncio.run(content_of(store))
+    return checked_model(tmp_path)
 
 
 def open_descriptors() -> int:
